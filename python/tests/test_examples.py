@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 QUICKSTART = EXAMPLES / "quickstart.toml"
 
 
-def test_the_quickstart_outgrows_its_memory_fourfold() -> None:
+def test_the_quickstarts_rows_take_four_times_its_row_memory() -> None:
     config = load_config(QUICKSTART)
     assert config.generate is not None
     assert config.store.row_memory is not None

@@ -10,12 +10,12 @@ from rowmill.size import format_size, parse_size
     ("text", "size"),
     [("0", 0), ("17", 17), ("17B", 17), ("2GiB", 2 << 30), ("2 gb", 2 * 10**9), (" 1.5kib ", 1536)],
 )
-def test_sizes_are_read(text: str, size: int) -> None:
+def test_sizes_are_parsed(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "2XB", "-1", "1e9", "2 Gi B", None, 1.5, True])
-def test_other_things_are_refused_by_name(text: object) -> None:
+def test_invalid_sizes_are_named(text: object) -> None:
     with pytest.raises(InvalidInput, match="row_memory must be"):
         parse_size(text, name="row_memory")  # pyright: ignore[reportArgumentType]
 
@@ -33,7 +33,7 @@ def test_sizes_beyond_63_bits_are_refused(size: int | str) -> None:
         parse_size("9" * 5000)
 
 
-def test_sizes_are_written_for_people() -> None:
+def test_sizes_are_formatted_with_units() -> None:
     assert [format_size(x) for x in (0, 1023, 1024, 3 << 20, 5 << 40)] == [
         "0 B",
         "1023 B",

@@ -1,7 +1,6 @@
-"""Nonsense on the command line: every mistake is one line that names the setting or file, and nothing is destroyed.
+"""Invalid command lines: each mistake gives one line that names the setting or file, and no data is destroyed.
 
-A traceback that reaches a person is a defect. So is a folder that a run clears because it stood where its rows were to
-go, and a run that goes on from something that is not its own.
+A traceback is a defect. So is clearing a folder that another program owns, or resuming from files of another run.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two logs that differ in their rows only."""
+    """Two logs with equal settings and different rows."""
     folder = tmp_path_factory.mktemp("logs")
     for seed in (0, 1):
         generate(folder / f"log{seed}", GenerateConfig(rows=600, seed=seed, rows_per_table=50))
@@ -129,7 +128,7 @@ def train(*more: str, data: str = "log0", out: str = "out") -> list[str]:
         (["--data", "/dev/null"], "data /dev/null is a pipe or a device"),
     ],
 )
-def test_a_wrong_flag_of_train_is_named(
+def test_invalid_flags_of_train_are_named(
     here: Path, refused: Callable[..., str], flags: list[str], says: str
 ) -> None:
     assert says in refused(*train(*flags))
@@ -177,18 +176,18 @@ def test_training_that_diverges_says_when_and_what_to_lower(
         (["--train-rows", "100"], "cannot resume: train rows was 480 and is 100"),
     ],
 )
-def test_another_run_than_that_of_the_store_is_refused_by_the_setting_that_differs(
+def test_resume_with_other_settings_is_refused_and_names_the_setting(
     here: Path, refused: Callable[..., str], flags: list[str], says: str
 ) -> None:
     assert main(train()) == 0
     before = sorted(path.read_bytes() for path in Path("out/store").glob("[!L]*"))
     assert says in refused(*train("--resume", *flags))
     manifest = Path("out/store/MANIFEST").read_bytes()
-    assert manifest in before, "the checkpoint is the one of the first run"
+    assert manifest in before, "the checkpoint of the first run is still there"
     assert main(train("--resume")) == 0
 
 
-def test_a_parameter_of_another_optimizer_is_named_and_the_rows_of_the_last_run_stay(
+def test_a_parameter_of_another_optimizer_is_named_and_existing_rows_stay(
     here: Path, refused: Callable[..., str]
 ) -> None:
     assert main(train()) == 0
@@ -199,7 +198,7 @@ def test_a_parameter_of_another_optimizer_is_named_and_the_rows_of_the_last_run_
     assert Path("out/store/MANIFEST").read_bytes() == manifest
 
 
-def test_an_optimizer_that_torch_has_not_is_refused_for_plain_rows(
+def test_plain_rows_refuse_optimizers_that_torch_lacks(
     here: Path, refused: Callable[..., str]
 ) -> None:
     for kind in ("momentum_sgd", "rowwise_adagrad", "rowwise_adam", "ftrl"):
@@ -207,7 +206,7 @@ def test_an_optimizer_that_torch_has_not_is_refused_for_plain_rows(
         assert f"rows.optimizer = '{kind}' does not work with --plain" in says
 
 
-def test_a_store_that_no_run_made_is_neither_cleared_nor_gone_on_with(
+def test_a_store_without_a_run_is_neither_cleared_nor_resumed(
     here: Path, refused: Callable[..., str]
 ) -> None:
     with rowmill.open("out/store", memory="16MiB") as store:
@@ -228,7 +227,7 @@ def test_a_folder_named_store_with_other_things_in_it_is_not_cleared(
     assert Path("out/store/thesis.tex").read_text() == "mine"
 
 
-def test_a_damaged_store_is_neither_gone_on_with_nor_cleared(
+def test_a_damaged_store_is_neither_resumed_nor_cleared(
     here: Path, refused: Callable[..., str]
 ) -> None:
     assert main(train()) == 0
@@ -271,7 +270,7 @@ def test_a_store_of_a_newer_format_is_not_cleared(here: Path, refused: Callable[
         (["work", "--hottest", "9" * 30], "must be an integer from 0 to 999999, got '99999"),
     ],
 )
-def test_a_wrong_argument_of_inspect_is_named(
+def test_invalid_arguments_of_inspect_are_named(
     here: Path, refused: Callable[..., str], arguments: list[str], says: str
 ) -> None:
     assert says in refused("inspect", *arguments)
@@ -293,14 +292,14 @@ def test_a_wrong_argument_of_inspect_is_named(
         (["--out", "log0", "--rows", "9"], "log0 holds a log generated with other settings"),
     ],
 )
-def test_a_wrong_argument_of_generate_is_named(
+def test_invalid_arguments_of_generate_are_named(
     here: Path, refused: Callable[..., str], arguments: list[str], says: str
 ) -> None:
     assert says in refused("data", "generate", *arguments)
     assert not Path("x").exists()
 
 
-def test_names_that_look_like_markup_are_shown_as_they_are(
+def test_names_that_look_like_markup_are_printed_literally(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(train(out="run[/1]")) == 0
@@ -317,7 +316,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are(
 
 @pytest.fixture
 def looked_up(here: Path) -> Path:
-    """A store whose hottest row is that of the missing id."""
+    """A store whose most frequent row is that of the missing id."""
     with rowmill.open("rows", memory="16MiB") as store:
         table = store.table("C1", dim=16, optimizer=SGD(lr=1.0))
         for _ in range(200):
@@ -328,7 +327,7 @@ def looked_up(here: Path) -> Path:
     return here / "rows"
 
 
-def test_inspect_calls_the_missing_id_missing(
+def test_inspect_prints_missing_for_the_missing_id(
     looked_up: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["inspect", str(looked_up)]) == 0
@@ -346,7 +345,7 @@ def test_inspect_says_where_the_store_of_a_run_is(
     assert "no store at run: there is one at run/store" in refused("inspect", "run")
 
 
-def test_a_reader_that_closes_the_pipe_ends_inspect_without_a_word(looked_up: Path) -> None:
+def test_inspect_ends_silently_when_the_pipe_is_closed(looked_up: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "rowmill", "inspect", str(looked_up), "--hottest", "9999"],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: help, one-line errors with exit code 2, and the conventions of a run."""
+"""The command line: help, one-line errors with exit code 2, and the common flags of a run."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"rowmill {rowmill.__version__}\n"
 
 
-def test_help_names_the_conventional_flags_and_does_not_wait_for_torch() -> None:
+def test_help_lists_the_common_flags_and_does_not_import_torch() -> None:
     program = (
         "import sys\nfrom rowmill.cli import main\n"
         "try: main(['train', '--help'])\nexcept SystemExit: pass\n"
@@ -80,7 +80,7 @@ def test_help_names_the_conventional_flags_and_does_not_wait_for_torch() -> None
         (["inspect", "nowhere"], "nowhere"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(
+def test_invalid_input_gives_one_line_and_exit_code_2(
     arguments: list[str],
     message: str,
     capsys: pytest.CaptureFixture[str],
@@ -95,21 +95,25 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert error.count("\n") == 1
 
 
-def test_a_wrong_column_is_one_line_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_column_gives_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "log.parquet"
     pq.write_table(pa.table({"label": [0, 1], "I1": [1, 2]}), log)
     assert run("train", "--data", log, "--out", tmp_path / "out") == 2
     assert "has no column 'I2'" in capsys.readouterr().err
 
 
-def test_more_train_rows_than_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_train_rows_than_rows_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("data", "generate", "--out", tmp_path / "log", "--rows", "100", "--rows-per-table", "10")
     arguments = ["--data", tmp_path / "log", "--train-rows", "101", "--out", tmp_path / "out"]
     assert run("train", *arguments) == 2
     assert "data.train_rows must be from 1 to" in capsys.readouterr().err
 
 
-def test_generate_says_where_the_teacher_is(
+def test_generate_prints_the_path_of_the_teacher(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -121,7 +125,7 @@ def test_generate_says_where_the_teacher_is(
     assert (settings["rows"], settings["seed"], settings["zipf"]) == (100, 5, 1.1)
 
 
-def test_train_keeps_its_conventions_and_inspect_reads_what_it_left(
+def test_train_writes_its_files_and_inspect_reads_the_store(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log, out, store = tmp_path / "log", tmp_path / "out", tmp_path / "rows"
@@ -157,11 +161,11 @@ def test_train_keeps_its_conventions_and_inspect_reads_what_it_left(
         assert text in shown
 
 
-def test_inspect_shows_what_eviction_and_admission_did(
+def test_inspect_shows_counts_of_eviction_and_admission(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ids = list(range(5000))
-    for deleted in (3, 4):  # The second opening goes on counting where the first ended.
+    for deleted in (3, 4):  # The second opening continues the counts of the first.
         with rowmill.open(tmp_path / "s", memory="16MiB") as store:
             table = store.table(
                 "clicks",

@@ -1,4 +1,4 @@
-"""`rowmill fsck`, the real command: exit codes, what it lists, and what a repair leaves."""
+"""The command `rowmill fsck`: exit codes, output, and the store after a repair."""
 
 import subprocess
 import sys
@@ -71,7 +71,7 @@ def test_a_damaged_block_is_repaired_around_and_its_rows_are_listed(
     for line in listed.read_text().splitlines():
         first, _, last = line.removeprefix("table t id ").partition("..")
         lost |= set(range(int(first), int(last or first) + 1))
-    assert 0 < len(lost) <= 64, "a block of 64 rows is damaged"
+    assert 0 < len(lost) <= 64, "one block of 64 rows is damaged"
     assert fsck(store)[0] == 0
     assert (store / "MANIFEST-1.damaged").exists()
     with rowmill.open(store, memory="16MiB", read_only=True) as opened:
@@ -82,7 +82,7 @@ def test_a_damaged_block_is_repaired_around_and_its_rows_are_listed(
         assert not table.contains(np.array(sorted(lost))).any()
 
 
-def test_what_is_no_store_or_cannot_be_read_ends_with_2(store: Path, tmp_path: Path) -> None:
+def test_missing_and_unreadable_stores_give_exit_code_2(store: Path, tmp_path: Path) -> None:
     assert fsck(tmp_path / "nowhere")[0] == 2
     assert fsck(tmp_path)[0] == 2
     with rowmill.open(store, memory="16MiB"):

@@ -13,11 +13,11 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_defaults_are_those_of_the_dataclasses() -> None:
+def test_defaults_come_from_the_dataclasses() -> None:
     assert load_config(None) == Config()
 
 
-def test_a_file_fills_sections_and_flags_win(tmp_path: Path) -> None:
+def test_flags_override_the_file(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         '[data]\npath = "log"\ntrain_rows = 10\n[model]\nbottom = [8, 4]\n[train]\nbatch = 7\n'
@@ -105,7 +105,7 @@ def test_flags_alone_make_a_config() -> None:
         ("[train\n", "not valid TOML"),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_settings_are_named(tmp_path: Path, text: str, message: str) -> None:
     with (
         pytest.raises(ConfigError, match=message)
         if "memory" not in text
@@ -114,12 +114,12 @@ def test_what_does_not_fit_is_named(tmp_path: Path, text: str, message: str) -> 
         load_config(write(tmp_path, text))
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_a_missing_file_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"config file nowhere\.toml does not exist"):
         load_config(Path("nowhere.toml"))
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         load_config(tmp_path)
 
@@ -138,7 +138,7 @@ def test_a_config_becomes_plain_values() -> None:
     assert plain["generate"] is None
 
 
-def test_a_task_has_a_model_of_its_own_if_none_is_named() -> None:
+def test_each_task_has_a_default_model() -> None:
     assert load_config(None, {("train", "task"): "gnn"}).model.kind == "graphsage"
     assert load_config(None, {("train", "task"): "kge"}).model.kind == "complex"
     assert (

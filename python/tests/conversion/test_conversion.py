@@ -36,7 +36,7 @@ class Model(nn.Module):
 NAMES = ["words", "towers.0", "user"]
 
 
-def test_a_converted_model_trains_as_before_and_comes_back(store: rowmill.Store) -> None:
+def test_a_converted_model_trains_equally_and_converts_back(store: rowmill.Store) -> None:
     torch.manual_seed(1)
     plain, model = Model(), Model()
     model.load_state_dict(plain.state_dict())
@@ -65,7 +65,7 @@ def test_a_converted_model_trains_as_before_and_comes_back(store: rowmill.Store)
     assert all((value == state[name]).all() for name, value in model.state_dict().items())
 
 
-def test_the_plan_says_table_group_bytes_and_tier(store: rowmill.Store) -> None:
+def test_the_plan_lists_table_group_bytes_and_tier(store: rowmill.Store) -> None:
     model = Model()
     model.wide = nn.Embedding(1000, 16)
     optimizer = {"towers.*": SGD(lr=0.1), "*": Adagrad(lr=0.1)}
@@ -73,7 +73,7 @@ def test_the_plan_says_table_group_bytes_and_tier(store: rowmill.Store) -> None:
         model, store="nowhere", optimizer=optimizer, memory="32KiB", dry_run=True
     )
     assert plan.store is None
-    assert isinstance(model.words, nn.EmbeddingBag), "a dry run changes nothing"
+    assert isinstance(model.words, nn.EmbeddingBag), "a dry run must change nothing"
     got = [(p.path, p.table, p.num_rows, p.dim, p.group, p.bytes) for p in plan.tables]
     assert got == [
         ("words", "words", 20, 4, 0, 20 * 32),
@@ -98,7 +98,7 @@ def test_the_plan_says_table_group_bytes_and_tier(store: rowmill.Store) -> None:
     assert "memory" in str(rowmill.convert(model, store=store, optimizer=optimizer, dry_run=True))
 
 
-def test_a_store_is_opened_where_a_path_is_given(tmp_path: Path) -> None:
+def test_a_path_instead_of_a_store_opens_a_store(tmp_path: Path) -> None:
     model = Model()
     done = rowmill.convert(
         model,
@@ -122,7 +122,7 @@ def test_a_store_is_opened_where_a_path_is_given(tmp_path: Path) -> None:
             rowmill.convert(
                 again, store=store, optimizer=SGD(lr=0.1), prefix="m/", direct_index=False
             )
-        assert isinstance(again.words, nn.EmbeddingBag), "a failed conversion changes nothing"
+        assert isinstance(again.words, nn.EmbeddingBag), "a failed conversion must change nothing"
         rowmill.convert(
             again, store=store, optimizer=SGD(lr=0.1), prefix="m/", direct_index=False, reuse=True
         )
@@ -134,7 +134,7 @@ def test_tables_larger_than_memory_are_built_on_the_meta_device(store: rowmill.S
         model = nn.Sequential(nn.EmbeddingBag(2**30, 64, mode="sum"))
     rowmill.convert(model, store=store, optimizer=SGD(lr=0.1), direct_index=False)
     out = model(torch.tensor([[5, 2**30 - 1]]))
-    assert 0.1 < out.abs().mean() < 10, "rows are born as torch's are"
+    assert 0.1 < out.abs().mean() < 10, "rows have torch's initial values"
     assert len(store.open_table("0")) == 2
 
 
@@ -142,7 +142,7 @@ def test_frozen_modules_stay_frozen(store: rowmill.Store) -> None:
     model = Model()
     model.words.weight.requires_grad_(False)
     done = rowmill.convert(model, store=store, optimizer={"[tu]*": Adagrad(lr=0.1)})
-    assert done.tables[0].bytes == 20 * 16, "frozen rows carry no optimizer state"
+    assert done.tables[0].bytes == 20 * 16, "frozen rows have no optimizer state"
     before = model.words.weight
     model(torch.tensor([[1, 2]])).sum().backward()
     assert (model.words.weight == before).all()
@@ -150,7 +150,7 @@ def test_frozen_modules_stay_frozen(store: rowmill.Store) -> None:
     assert not model.words.weight.requires_grad
 
 
-def test_modules_may_be_left_alone(store: rowmill.Store) -> None:
+def test_modules_can_be_skipped(store: rowmill.Store) -> None:
     model = Model(max_norm=1.0)
     rowmill.convert(model, store=store, optimizer=SGD(lr=0.1), skip=["words", "tow*"])
     assert store.table_names() == ["user"]
@@ -215,7 +215,7 @@ def maximum() -> nn.Module:
         (lambda: nn.Embedding(2, 2), "is an embedding itself"),
     ],
 )
-def test_what_cannot_be_converted_names_its_module(
+def test_modules_that_cannot_be_converted_are_named(
     store: rowmill.Store, make: Any, says: str
 ) -> None:
     with pytest.raises(InvalidInput, match=says):
@@ -224,7 +224,7 @@ def test_what_cannot_be_converted_names_its_module(
 
 
 @pytest.mark.parametrize("configs", [None, [], [SimpleNamespace(name="goods")]])
-def test_what_only_looks_like_a_collection_keeps_its_forward(
+def test_a_module_similar_to_a_collection_is_not_replaced(
     store: rowmill.Store, configs: list[Any] | None
 ) -> None:
     class Goods(nn.Module):
@@ -265,14 +265,14 @@ def test_every_table_has_exactly_one_optimizer(store: rowmill.Store) -> None:
     )
 
 
-def test_collections_have_no_plain_counterpart(store: rowmill.Store) -> None:
+def test_collections_cannot_be_converted_back(store: rowmill.Store) -> None:
     table = store.table("t", dim=2, optimizer=SGD(lr=0.1))
     bags = rowmill.nn.StackedBags([rowmill.nn.Feature("t", table)])
     with pytest.raises(InvalidInput, match="collection: EmbeddingCollection has no plain"):
         rowmill.unconvert(bags)
 
 
-def test_a_tag_is_the_optimizer_of_any_embedding(store: rowmill.Store) -> None:
+def test_a_tag_sets_the_optimizer_of_any_embedding(store: rowmill.Store) -> None:
     torch.manual_seed(1)
     plain, model = Model(), Model()
     model.load_state_dict(plain.state_dict())
@@ -291,7 +291,7 @@ def test_a_tag_is_the_optimizer_of_any_embedding(store: rowmill.Store) -> None:
             loss.backward()
 
 
-def test_what_is_in_a_skipped_module_stays(store: rowmill.Store) -> None:
+def test_submodules_of_a_skipped_module_are_skipped(store: rowmill.Store) -> None:
     model = Model()
     done = rowmill.convert(model, store=store, optimizer=SGD(lr=0.1), skip=["towers"])
     assert [plan.path for plan in done.tables] == ["words", "user"]
@@ -303,9 +303,7 @@ def _train_once(model: nn.Module, ids: Tensor) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "words"])
-def test_a_frozen_model_trains_no_rows_and_one_unfrozen_does(
-    store: rowmill.Store, path: str
-) -> None:
+def test_rows_train_only_if_the_model_is_not_frozen(store: rowmill.Store, path: str) -> None:
     model = Model()
     rowmill.convert(model, store=store, optimizer=SGD(lr=0.2))
     ids = torch.arange(20).reshape(4, 5)
@@ -314,9 +312,9 @@ def test_a_frozen_model_trains_no_rows_and_one_unfrozen_does(
     _train_once(nn.Sequential(model, nn.Linear(1, 1)), ids)
     assert (model.state_dict()["words.weight"] == before["words.weight"]).all()
     user = model.state_dict()["user.weight"] == before["user.weight"]
-    assert bool(user.all()) is (path == ""), "the others are not frozen"
+    assert bool(user.all()) is (path == ""), "the other modules are not frozen"
     assert [p.requires_grad for p in model.top.parameters()] == [path != ""] * 2
-    # requires_grad_ of a parent module also unfreezes rows.
+    # requires_grad_ of a parent module unfreezes rows too.
     nn.Sequential(model).requires_grad_()
     _train_once(model, ids)
     assert not (model.state_dict()["words.weight"] == before["words.weight"]).all()
@@ -333,7 +331,7 @@ def test_a_module_that_was_frozen_when_it_was_converted_cannot_be_unfrozen(
         InvalidInput, match=r"^words: .* frozen when it was converted.*requires_grad_\(\) before"
     ):
         model.requires_grad_()
-    assert model.user.frozen, "nothing has changed"
+    assert model.user.frozen, "it must still be frozen"
     model.user.requires_grad_()
 
 
@@ -359,7 +357,7 @@ def test_a_gradient_of_the_weights_raises_and_changes_no_row(
     assert all((after[f"{name}.weight"] == before[f"{name}.weight"]).all() for name in NAMES)
 
 
-def test_the_weights_can_be_read_where_no_gradient_is_wanted(store: rowmill.Store) -> None:
+def test_weights_can_be_read_without_gradients(store: rowmill.Store) -> None:
     model = Model()
     rowmill.convert(model, store=store, optimizer=SGD(lr=0.2))
     assert model.words.weight.requires_grad
@@ -387,7 +385,7 @@ def test_a_process_group_of_several_ranks_is_refused(store: rowmill.Store, tmp_p
     for where in (store, tmp_path / "new"):
         with pytest.raises(InvalidInput, match=r"^words: .* 2 ranks .*ShardedCollection"):
             rowmill.convert(model, store=where, optimizer=SGD(lr=0.2))
-    assert isinstance(model.words, nn.EmbeddingBag), "nothing has changed"
+    assert isinstance(model.words, nn.EmbeddingBag), "the model must be unchanged"
     assert store.table_names() == []
     assert not (tmp_path / "new").exists()
     assert len(rowmill.convert(model, store=store, optimizer=SGD(lr=0.2), dry_run=True).tables) == 3

@@ -61,7 +61,7 @@ def rows_of(results: list[dict[str, Any]]) -> dict[tuple[str, str], list[float]]
     return rows
 
 
-def test_a_run_that_is_killed_again_and_again_ends_with_the_bits_of_one_that_is_not(
+def test_a_repeatedly_killed_run_ends_bit_identical_to_an_uninterrupted_one(
     tmp_path: Path, unstopped: dict[int, list[dict[str, Any]]]
 ) -> None:
     chance = random.Random(5)
@@ -99,7 +99,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_bits_of_one_that_is_
         ("before a commit", 3 * EVERY),
     ],
 )
-def test_all_ranks_stand_at_the_checkpoint_that_the_manifest_names(
+def test_all_ranks_resume_from_the_checkpoint_of_the_manifest(
     tmp_path: Path, unstopped: dict[int, list[dict[str, Any]]], where: str, goes_on: int
 ) -> None:
     run = Run("train", tmp_path, count=3, until=3 * EVERY, every=EVERY, die=where)
@@ -112,14 +112,14 @@ def test_all_ranks_stand_at_the_checkpoint_that_the_manifest_names(
             assert result[what] == other[what], what
 
 
-def test_other_numbers_of_ranks_take_the_rows_over(tmp_path: Path) -> None:
+def test_other_numbers_of_ranks_take_over_the_rows(tmp_path: Path) -> None:
     alone = Run("train", tmp_path / "alone", count=1, until=80, every=80, random=False).results()
     losses: list[float] = []
     results: list[dict[str, Any]] = []
     for until, count in [(20, 1), (40, 4), (60, 3), (80, 1)]:
         if results:
             opened = Run("look", tmp_path, count=count).results()
-            assert rows_of(opened) == rows_of(results), "rows with state are equal to the bit"
+            assert rows_of(opened) == rows_of(results), "rows with state must be bit-identical"
             for table, (steps, births) in summed(results).items():
                 assert all(result["counters"][table][0] == steps for result in opened)
                 assert summed(opened)[table] == (steps, births)
@@ -129,7 +129,7 @@ def test_other_numbers_of_ranks_take_the_rows_over(tmp_path: Path) -> None:
         assert results[0]["begin"] == until - 20
         losses += results[0]["losses"]
         parts = [path.name for path in (tmp_path / "run").iterdir() if path.is_dir()]
-        assert len(parts) == 1, f"parts of other numbers of ranks are gone: {parts}"
+        assert len(parts) == 1, f"parts of other numbers of ranks must be removed: {parts}"
     assert losses == pytest.approx(alone[0]["losses"], rel=1e-5)
     rows, wanted = rows_of(results), rows_of(alone)
     assert rows.keys() == wanted.keys()
@@ -147,7 +147,7 @@ def summed(results: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_a_takeover_that_is_cut_short_is_begun_again(tmp_path: Path) -> None:
+def test_an_interrupted_takeover_starts_again(tmp_path: Path) -> None:
     Run("train", tmp_path, count=3, until=EVERY, every=EVERY).results()
     before = rows_of(Run("look", tmp_path, count=3).results())
     # Two ranks have taken over the rows, and are killed in their first save.
@@ -212,7 +212,7 @@ def save_two(folder: Path) -> Path:
         ("full", 2, "rank 1: no space left"),
     ],
 )
-def test_what_is_wrong_is_said_by_all_ranks(
+def test_all_ranks_raise_the_error_of_a_checkpoint(
     tmp_path: Path, what: str, count: int, message: str
 ) -> None:
     folder = save_two(tmp_path)

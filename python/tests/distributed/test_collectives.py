@@ -102,7 +102,7 @@ def run_of(oneccl: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
 
 @pytest.mark.parametrize(("backend", "case"), CASES_OF)
-def test_every_rank_finds_what_it_should(
+def test_every_case_passes_on_every_rank(
     run_of: Callable[[str], CasesRun], backend: str, case: str
 ) -> None:
     results, said = run_of(backend)
@@ -113,7 +113,7 @@ def test_every_rank_finds_what_it_should(
             assert result[case]["calls"][RUNS[case]] > 0, result[case]["calls"]
 
 
-def test_ranks_of_torchrun_come_and_go_in_order(oneccl: Path, tmp_path: Path) -> None:
+def test_ranks_of_torchrun_start_and_end_cleanly(oneccl: Path, tmp_path: Path) -> None:
     """Works without an MPI launcher, whether or not the program destroys its groups."""
     program = tmp_path / "program.py"
     program.write_text(
@@ -160,7 +160,7 @@ def alone(folder: Path, python: str, **environ: str) -> str:
     return run.stderr.strip().splitlines()[-1]
 
 
-def test_what_is_missing_is_named_at_once(oneccl: Path, tmp_path: Path) -> None:
+def test_missing_prerequisites_are_named_at_once(oneccl: Path, tmp_path: Path) -> None:
     assert (
         alone(tmp_path, sys.executable)
         == "rowmill.errors.BackendMissing: oneCCL is not installed: pip install 'rowmill[oneccl]'"

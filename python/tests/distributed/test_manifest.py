@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_what_does_not_fit_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file_and_no_partial_one(tmp_path: Path) -> None:
     path = tmp_path / "state-1.pt"
     write_durable(path, b"before")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -37,7 +37,7 @@ def in_time(
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize(("depth", "in_flight"), [(1, 1), (4, 1), (1, 2), (4, 3)])
-def test_a_pipeline_at_bound_0_leaves_the_same_bits(
+def test_a_pipeline_at_bound_0_changes_no_bit(
     processes: Processes,
     tmp_path: Path,
     in_time: dict[int, list[dict[str, Any]]],
@@ -62,7 +62,7 @@ def test_a_pipeline_at_bound_0_leaves_the_same_bits(
 
 
 @pytest.mark.parametrize(("depth", "in_flight"), [(3, 1), (2, 3)])
-def test_a_loop_may_end_early_and_go_on(
+def test_a_loop_may_end_early_and_start_again(
     processes: Processes,
     tmp_path: Path,
     in_time: dict[int, list[dict[str, Any]]],
@@ -105,7 +105,7 @@ def test_rows_are_read_ahead_as_far_as_their_bound_allows(
         ("mode", "InvalidInput", "(rank 0: )?this batch was prepared for training"),
     ],
 )
-def test_what_goes_wrong_on_one_rank_is_raised_by_all(
+def test_all_ranks_raise_an_error_of_one_rank(
     processes: Processes,
     tmp_path: Path,
     what: str,
@@ -128,7 +128,7 @@ def test_what_goes_wrong_on_one_rank_is_raised_by_all(
         assert result["after"] == [1, 1, 1]
 
 
-def test_a_rank_that_cannot_read_its_rows_is_named_by_all(
+def test_all_ranks_name_a_rank_that_cannot_read_its_rows(
     processes: Processes, tmp_path: Path
 ) -> None:
     pipeline = {"depth": 2, "in_flight": 1}
@@ -143,7 +143,7 @@ def test_a_rank_that_cannot_read_its_rows_is_named_by_all(
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_evaluation_ahead_reads_what_it_reads_in_time(
+def test_prefetched_evaluation_reads_the_same_rows(
     processes: Processes, tmp_path: Path, in_flight: int
 ) -> None:
     pipeline = {"depth": 2, "in_flight": in_flight}
@@ -152,7 +152,7 @@ def test_evaluation_ahead_reads_what_it_reads_in_time(
         assert result["refused"].startswith("this pipeline already runs: close()")
 
 
-def test_ranks_agree_how_far_ahead(processes: Processes, tmp_path: Path) -> None:
+def test_ranks_agree_on_the_prefetch_depth(processes: Processes, tmp_path: Path) -> None:
     results = processes.run("unequal_pipelines", tmp_path, count=2)
     for result in results:
         assert result["message"] == (

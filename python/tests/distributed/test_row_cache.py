@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     ],
     ids=str,
 )
-def test_what_is_kept_leaves_the_same_bits(
+def test_a_row_cache_changes_no_bit(
     processes: Processes,
     tmp_path: Path,
     count: int,
@@ -57,7 +57,7 @@ def test_what_is_kept_leaves_the_same_bits(
         assert with_cache < sent or count == 1
 
 
-def test_what_a_cache_cannot_show_is_refused(processes: Processes, tmp_path: Path) -> None:
+def test_misuse_of_a_row_cache_is_refused(processes: Processes, tmp_path: Path) -> None:
     for result in processes.run("misused_cache", tmp_path, count=2):
         left_out, twice, trained = result["found"]
         assert "batch 4 of this run is looked up after batch 2" in left_out
@@ -73,14 +73,14 @@ def test_what_a_cache_cannot_show_is_refused(processes: Processes, tmp_path: Pat
         ({"device": "abacus"}, 'device of the row cache must be "cpu" or a GPU of this machine'),
     ],
 )
-def test_a_cache_that_cannot_be_is_refused_by_all(
+def test_all_ranks_refuse_an_invalid_row_cache(
     processes: Processes, tmp_path: Path, cache: dict[str, Any], message: str
 ) -> None:
     for result in processes.run("wrong_cache", tmp_path, count=2, cache=cache):
         assert re.match(f"rank 1: {re.escape(message)}", result["message"]), result["message"]
 
 
-def test_a_batch_that_cannot_be_drawn_is_told_in_its_turn() -> None:
+def test_an_error_in_the_iterator_of_batches_is_raised_at_its_position() -> None:
     def batches() -> Iterator[int]:
         yield from range(3)
         raise OSError("the file is gone")

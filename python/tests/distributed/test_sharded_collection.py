@@ -42,7 +42,7 @@ def alone(processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_training_is_that_of_one_rank(
+def test_training_equals_training_on_one_rank(
     processes: Processes, tmp_path: Path, alone: dict[str, Any], count: int
 ) -> None:
     results = processes.run("train", tmp_path, count=count, steps=STEPS)
@@ -57,7 +57,7 @@ def test_training_is_that_of_one_rank(
         assert all(any(ids for ids, _ in result["rows"].values()) for result in results)
 
 
-def test_bfloat16_out_is_that_of_one_rank(processes: Processes, tmp_path: Path) -> None:
+def test_bfloat16_outputs_equal_those_of_one_rank(processes: Processes, tmp_path: Path) -> None:
     folder = tmp_path / "alone"
     folder.mkdir()
     of = {"steps": 20, "output": "bfloat16"}
@@ -73,7 +73,7 @@ def test_bfloat16_out_is_that_of_one_rank(processes: Processes, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("rows_on_wire", ["fp32", "bf16"])
-def test_strategies_are_equal_to_the_bit(
+def test_strategies_are_bit_identical(
     processes: Processes, tmp_path: Path, rows_on_wire: str
 ) -> None:
     steps, results = 20, {}
@@ -122,7 +122,7 @@ def test_strategies_are_equal_to_the_bit(
 @pytest.mark.parametrize(
     ("strategy", "rows_on_wire"), [("packed", "fp32"), ("packed", "bf16"), ("fused", "fp32")]
 )
-def test_chunks_of_every_size_leave_the_same_bits(
+def test_the_size_of_chunks_changes_no_bit(
     processes: Processes, tmp_path: Path, count: int, strategy: str, rows_on_wire: str
 ) -> None:
     # Some batches have one sample, so ranks have none; every third step has a category without ids.
@@ -157,7 +157,7 @@ def test_chunks_of_every_size_leave_the_same_bits(
             assert tiny["rounds"][leg] <= 6 * (21 if leg == "rows" else 20)
 
 
-def test_a_lane_of_many_chunks_holds_two_of_them(processes: Processes, tmp_path: Path) -> None:
+def test_message_buffers_hold_at_most_two_chunks(processes: Processes, tmp_path: Path) -> None:
     whole, cut = (
         processes.run("held_by_messages", tmp_path / size, count=2, chunk_bytes_max=size)
         for size in ("1GiB", "100KiB")
@@ -171,7 +171,7 @@ def test_a_lane_of_many_chunks_holds_two_of_them(processes: Processes, tmp_path:
             assert 0 < other["bytes"][leg] <= 2 * 1.25 * 100 * 1024 < one["bytes"][leg], leg
 
 
-def test_a_rank_that_cannot_read_what_goes_in_chunks_is_named_by_all(
+def test_with_chunks_all_ranks_name_a_rank_that_cannot_read_its_rows(
     processes: Processes, tmp_path: Path
 ) -> None:
     for result in processes.run("wrong", tmp_path, count=3, what="closed", chunk_bytes_max=1):
@@ -179,7 +179,7 @@ def test_a_rank_that_cannot_read_what_goes_in_chunks_is_named_by_all(
         assert result["message"].startswith("rank 2: ")
 
 
-def test_rows_travel_at_half_the_bytes_as_bf16(processes: Processes, tmp_path: Path) -> None:
+def test_bf16_halves_the_bytes_of_rows_in_messages(processes: Processes, tmp_path: Path) -> None:
     narrow, wide = (
         processes.run("train", tmp_path / wire, count=2, steps=20, rows_on_wire=wire)
         for wire in ("bf16", "fp32")
@@ -191,7 +191,7 @@ def test_rows_travel_at_half_the_bytes_as_bf16(processes: Processes, tmp_path: P
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_an_id_that_all_ranks_ask_for_gets_the_sum_of_their_gradients(
+def test_an_id_of_all_ranks_gets_the_sum_of_their_gradients(
     processes: Processes, tmp_path: Path, strategy: str
 ) -> None:
     # Three lookups on each rank, with gradients 1, 2 and 3: one update with their sum.
@@ -201,7 +201,7 @@ def test_an_id_that_all_ranks_ask_for_gets_the_sum_of_their_gradients(
         assert result["row"] == ([-18.0, -18.0] if result["has"] else [0.0, 0.0])
 
 
-def test_owners_count_ids_and_let_rows_go_as_one_store_does(
+def test_admission_and_eviction_equal_those_of_one_store(
     processes: Processes, tmp_path: Path
 ) -> None:
     steps = 40
@@ -219,9 +219,7 @@ def test_owners_count_ids_and_let_rows_go_as_one_store_does(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_owners_see_category_and_id_of_every_request(
-    processes: Processes, tmp_path: Path, strategy: str
-) -> None:
+def test_owners_count_requests_per_id(processes: Processes, tmp_path: Path, strategy: str) -> None:
     # In table "a", every rank looks up one shared id and one id of its own; in "b", one shared id.
     results = processes.run("requests", tmp_path, count=3, strategy=strategy)
     for name, requests in (("a", 3 * 400 * 2), ("b", 3 * 400)):
@@ -241,7 +239,7 @@ def test_owners_see_category_and_id_of_every_request(
     [{"strategy": "packed"}, {"strategy": "per-category"}, {"chunk_bytes_max": 500}],
     ids=str,
 )
-def test_factors_get_the_gradients_they_have_on_one_rank(
+def test_gradients_of_id_weights_equal_those_of_one_rank(
     processes: Processes, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     for result in processes.run("weighted", tmp_path, count=3, **settings):
@@ -252,7 +250,7 @@ def test_factors_get_the_gradients_they_have_on_one_rank(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("shared", [False, True])
-def test_rows_of_another_model_are_read_and_stay(
+def test_rows_of_another_model_are_read_only(
     processes: Processes, tmp_path: Path, strategy: str, shared: bool
 ) -> None:
     for result in processes.run("external", tmp_path, count=2, strategy=strategy, shared=shared):
@@ -305,7 +303,7 @@ def test_rows_of_another_model_are_read_and_stay(
         ("mode", "all ranks must train or none: in forward 1 rank 0 trains and rank 2 evaluates"),
     ],
 )
-def test_bad_input_of_one_rank_is_raised_by_all(
+def test_all_ranks_raise_an_input_error_of_one_rank(
     processes: Processes, tmp_path: Path, what: str, message: str
 ) -> None:
     results = processes.run("wrong", tmp_path, count=3, what=what)
@@ -319,7 +317,7 @@ def test_bad_input_of_one_rank_is_raised_by_all(
         )
 
 
-def test_a_rank_that_cannot_read_its_rows_is_named_by_all(
+def test_all_ranks_name_a_rank_that_cannot_read_its_rows(
     processes: Processes, tmp_path: Path
 ) -> None:
     results = processes.run("wrong", tmp_path, count=3, what="closed")
@@ -329,9 +327,7 @@ def test_a_rank_that_cannot_read_its_rows_is_named_by_all(
         assert result["message"] == results[0]["message"]
 
 
-def test_a_rank_that_never_comes_is_waited_for_so_long(
-    processes: Processes, tmp_path: Path
-) -> None:
+def test_a_missing_rank_is_an_error_after_the_timeout(processes: Processes, tmp_path: Path) -> None:
     results = processes.run("silent", tmp_path, count=2, timeout_s=2.0)
     assert [result["error"] for result in results] == ["RankLost", None]
     assert results[0]["message"] == (

@@ -72,16 +72,16 @@ def met(count: int, port: int, backends: list[str], meeting_s: float, *unable: s
             rank.kill()
 
 
-def test_ranks_meet_where_the_environment_says() -> None:
+def test_ranks_connect_at_the_address_of_the_environment() -> None:
     assert met(2, free_port(), ["gloo", "gloo"], 60) == ["met 2.0"] * 2
 
 
-def test_what_one_rank_lacks_is_told_by_all() -> None:
+def test_all_ranks_report_what_one_rank_lacks() -> None:
     said = met(2, free_port(), ["gloo", "gloo"], 60, "1")
     assert said == ["ExchangeFailed: rank 1: ValueError: no such device"] * 2
 
 
-def test_a_rank_that_does_not_come_is_named() -> None:
+def test_a_rank_that_never_starts_is_named() -> None:
     for said in met(3, free_port(), ["gloo", "gloo"], 8):
         assert said.startswith(
             "ExchangeFailed: of 3 ranks these did not connect within 8 s: 2; start all ranks again"
@@ -90,7 +90,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
         ), said
 
 
-def test_a_port_that_another_program_has_is_named() -> None:
+def test_a_port_in_use_is_named() -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         (said,) = met(2, port, ["gloo"], 60)
@@ -100,7 +100,7 @@ def test_a_port_that_another_program_has_is_named() -> None:
     assert said.endswith("and with a MASTER_PORT that is free")
 
 
-def test_a_port_that_takes_connections_and_does_not_answer_is_named() -> None:
+def test_a_port_that_accepts_connections_but_never_answers_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         environ = environment(1, 2, port)
@@ -114,7 +114,7 @@ def test_a_port_that_takes_connections_and_does_not_answer_is_named() -> None:
     ]
 
 
-def test_a_rank_without_its_backend_is_named_by_all() -> None:
+def test_all_ranks_name_a_rank_without_its_backend() -> None:
     said = "ExchangeFailed: rank 1: oneCCL is not installed: pip install 'rowmill[oneccl]'"
     assert met(2, free_port(), ["gloo", "oneccl"], 60) == [said, said]
 
@@ -130,7 +130,7 @@ def test_a_rank_without_its_backend_is_named_by_all() -> None:
         ("LOCAL_RANK", "x", "LOCAL_RANK must be a number from 0 to 1, and is 'x'"),
     ],
 )
-def test_an_environment_that_cannot_be_is_refused(
+def test_invalid_environment_variables_are_refused(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
 ) -> None:
     for known, number in (("RANK", "1"), ("WORLD_SIZE", "2")):
@@ -146,7 +146,7 @@ def test_an_environment_that_cannot_be_is_refused(
     assert Launched.here() is None
 
 
-def test_who_is_asked_to_end_says_a_last_word_and_ends(tmp_path: Path) -> None:
+def test_a_rank_reports_and_ends_on_sigterm(tmp_path: Path) -> None:
     program = (
         "import sys, time\nfrom pathlib import Path\n"
         "from rowmill.distributed.torchrun import ends_late\n"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_killed_rank_is_named_by_the_others(tmp_path: Path, victim: int) -> None:
+def test_the_other_ranks_name_a_killed_rank(tmp_path: Path, victim: int) -> None:
     run = Run("lose", tmp_path, count=3, how="kill", victim=victim)
     ended = run.end()
     for rank in range(3):
@@ -35,7 +35,7 @@ def test_a_killed_rank_is_named_by_the_others(tmp_path: Path, victim: int) -> No
         )
 
 
-def test_a_rank_that_stands_still_is_missed(tmp_path: Path) -> None:
+def test_a_rank_that_hangs_is_detected(tmp_path: Path) -> None:
     run = Run("lose", tmp_path, count=2, how="silence", victim=1)
     run.ranks[0].join(60)
     pid = run.ranks[1].pid
@@ -47,7 +47,7 @@ def test_a_rank_that_stands_still_is_missed(tmp_path: Path) -> None:
     assert said in run.error(0)
 
 
-def test_who_does_not_come_out_is_ended(tmp_path: Path) -> None:
+def test_a_rank_that_does_not_leave_a_collective_is_ended(tmp_path: Path) -> None:
     run = Run("lose", tmp_path, count=3, how="stuck", victim=1)
     assert run.end() == [70, -signal.SIGKILL, 70]
     for rank in (0, 2):
@@ -59,7 +59,7 @@ def test_who_does_not_come_out_is_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "error"), [("raise", "ValueError: a label is 3"), ("interrupt", "KeyboardInterrupt")]
 )
-def test_a_rank_that_fails_is_named_with_its_error(
+def test_a_failed_rank_is_named_with_its_error(
     tmp_path: Path, victim: int, how: str, error: str
 ) -> None:
     run = Run("lose", tmp_path, count=2, how=how, victim=victim)
@@ -69,19 +69,19 @@ def test_a_rank_that_fails_is_named_with_its_error(
     assert said in run.error(1 - victim)
 
 
-def test_an_error_of_all_ranks_stays_what_it_is(tmp_path: Path) -> None:
+def test_an_error_of_all_ranks_is_not_replaced(tmp_path: Path) -> None:
     run = Run("lose", tmp_path, count=3, how="together", victim=-1)
     assert run.end() == [1, 1, 1]
     for rank in range(3):
         assert run.error(rank).strip().endswith("InvalidInput: all ranks say so")
 
 
-def test_a_run_without_a_loss_ends_quietly(tmp_path: Path) -> None:
+def test_a_run_without_a_lost_rank_ends_silently(tmp_path: Path) -> None:
     run = Run("lose", tmp_path, count=3, how="not at all", victim=-1)
     assert run.results() == [{}, {}, {}]
 
 
-def test_who_left_first_watches_until_all_have_left(tmp_path: Path) -> None:
+def test_a_rank_that_left_keeps_watching_until_all_have_left(tmp_path: Path) -> None:
     run = Run("lose", tmp_path, count=3, how="late", victim=1)
     assert run.end() == [0, -signal.SIGKILL, 70]
     said = "rank 2 ends: rank 1 was lost in step 99: it ended without a message"

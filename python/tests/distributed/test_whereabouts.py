@@ -88,7 +88,7 @@ def at(others: str, second: str) -> str:
         ({"how": "nothing", "watched": True}, "mean 4 of step 3", "forward 5 of step 4"),
     ],
 )
-def test_ranks_in_different_calls_are_all_told_where_each_is(
+def test_all_ranks_raise_an_error_with_the_call_of_each(
     tmp_path: Path, settings: dict[str, Any], others: str, second: str
 ) -> None:
     said = last_lines(Run("apart", tmp_path, count=3, **settings))
@@ -96,7 +96,7 @@ def test_ranks_in_different_calls_are_all_told_where_each_is(
     assert re.fullmatch(at(others, second), said[0]), said[0]
 
 
-def test_a_total_is_no_mean(tmp_path: Path) -> None:
+def test_different_reductions_are_different_calls(tmp_path: Path) -> None:
     said = last_lines(Run("apart", tmp_path, count=3, how="total"))
     assert (
         said
@@ -108,12 +108,12 @@ def test_a_total_is_no_mean(tmp_path: Path) -> None:
     )
 
 
-def test_a_rank_that_is_slow_is_waited_for(tmp_path: Path) -> None:
+def test_a_slow_rank_is_not_an_error(tmp_path: Path) -> None:
     assert Run("apart", tmp_path, count=3, how="slow").results() == [{}] * 3
 
 
 @pytest.mark.parametrize("how", ["input", "leaves"])
-def test_a_rank_that_ended_is_named_by_the_others(tmp_path: Path, how: str) -> None:
+def test_the_other_ranks_name_a_rank_that_ended(tmp_path: Path, how: str) -> None:
     run = Run("apart", tmp_path, count=3, how=how)
     ended = run.end()
     assert ended == [1, how == "input", 1]
@@ -136,7 +136,7 @@ def test_within_a_watch_a_rank_that_failed_need_not_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "oneccl"])
-def test_processes_end_though_their_collectives_never_do(
+def test_processes_end_although_their_collectives_never_do(
     request: pytest.FixtureRequest, backend: str
 ) -> None:
     environ = environment(request.getfixturevalue("oneccl")) if backend == "oneccl" else os.environ

@@ -117,7 +117,7 @@ def test_weights_of_a_batch_scale_ids_and_get_gradients(store: rowmill.Store) ->
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "split-bf16"])
-def test_bfloat16_out_is_float32_rounded_and_so_are_the_gradients_that_rows_get(
+def test_bfloat16_outputs_and_row_gradients_are_rounded_float32(
     tmp_path: Path, dtype: Dtype
 ) -> None:
     seen: list[list[torch.Tensor]] = []
@@ -151,7 +151,7 @@ def test_bfloat16_out_is_float32_rounded_and_so_are_the_gradients_that_rows_get(
         assert torch.equal(wide, narrow)
 
 
-def test_split_rows_lose_nothing_in_bags_of_one_id(store: rowmill.Store) -> None:
+def test_bags_of_one_id_of_split_rows_are_exact(store: rowmill.Store) -> None:
     table = store.table("t", dim=8, dtype="split-bf16", optimizer=SGD(lr=0.1))
     ids = torch.arange(30).view(30, 1)
     wide = StackedBags([Feature("t", table)])(ids)
@@ -159,7 +159,7 @@ def test_split_rows_lose_nothing_in_bags_of_one_id(store: rowmill.Store) -> None
     assert torch.equal(narrow.float(), wide)
 
 
-def test_an_exported_lookup_keeps_its_type(store: rowmill.Store) -> None:
+def test_an_exported_lookup_keeps_its_dtype(store: rowmill.Store) -> None:
     table = store.table("t", dim=3, optimizer=SGD(lr=0.1), num_rows=ROWS)
     bags = StackedBags([Feature("t", table)], output_dtype=torch.bfloat16).eval()
     ids = torch.randint(0, ROWS, (6, 1))
@@ -168,7 +168,7 @@ def test_an_exported_lookup_keeps_its_type(store: rowmill.Store) -> None:
     assert exported(ids).dtype == torch.bfloat16
 
 
-def test_stacked_bags_take_what_models_give(store: rowmill.Store) -> None:
+def test_stacked_bags_accept_the_inputs_of_models(store: rowmill.Store) -> None:
     tables = [store.table(f"t{i}", dim=3, optimizer=SGD(lr=0.1), num_rows=ROWS) for i in range(4)]
     stacked = StackedBags(Feature(t.name, t) for t in tables)
     plain = FeatureBags(
@@ -182,7 +182,7 @@ def test_stacked_bags_take_what_models_give(store: rowmill.Store) -> None:
     assert stacked(ids).is_contiguous()
 
 
-def test_what_does_not_fit_is_named(store: rowmill.Store) -> None:
+def test_invalid_features_and_inputs_are_named(store: rowmill.Store) -> None:
     a = store.table("a", dim=2, optimizer=SGD(lr=0.1), initializer=Zeros())
     b = store.table("b", dim=3, optimizer=SGD(lr=0.1))
     with pytest.raises(InvalidInput, match="distinct names"):

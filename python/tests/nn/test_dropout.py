@@ -9,7 +9,7 @@ from rowmill.nn.dropout import dropout
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_a_share_is_left_out_and_the_mean_stays(share: float) -> None:
+def test_a_fraction_is_zero_and_the_mean_is_unchanged(share: float) -> None:
     torch.manual_seed(1)
     dropped = torch.stack([dropout(torch.ones(7, 3), share) for _ in range(4_000)])
     rates = (dropped == 0).float().mean(dim=0)
@@ -22,7 +22,7 @@ def test_a_share_is_left_out_and_the_mean_stays(share: float) -> None:
     assert (correlation - torch.eye(21)).abs().max() < 0.1
 
 
-def test_gradients_go_where_weights_were_kept() -> None:
+def test_gradients_are_zero_where_inputs_were_dropped() -> None:
     weights = torch.ones(1000, requires_grad=True)
     dropped = dropout(weights, 0.3)
     dropped.sum().backward()
@@ -30,7 +30,7 @@ def test_gradients_go_where_weights_were_kept() -> None:
     torch.testing.assert_close(weights.grad, dropped.detach())
 
 
-def test_the_stream_of_torch_decides() -> None:
+def test_dropout_depends_on_torchs_random_stream() -> None:
     def drawn() -> torch.Tensor:
         return dropout(torch.ones(100), 0.5)
 
@@ -41,13 +41,13 @@ def test_the_stream_of_torch_decides() -> None:
     assert torch.equal(drawn(), first)
 
 
-def test_shares_at_the_ends() -> None:
+def test_rates_0_and_close_to_1() -> None:
     weights = torch.ones(50)
     assert dropout(weights, 0.0) is weights
     assert dropout(weights, 1 - 1e-9).isfinite().all()
 
 
-def test_nothing_is_left_out_but_in_training() -> None:
+def test_dropout_acts_only_in_training() -> None:
     weights = torch.ones(50)
     assert dropout(weights, 0.5, training=False) is weights
     assert not torch.equal(dropout(weights, 0.5, training=True), weights)

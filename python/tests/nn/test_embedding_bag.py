@@ -129,7 +129,7 @@ def test_embedding_agrees_with_torch(
     assert_same_step(plain, stored, torch.tensor(ids, dtype=torch.int64).reshape(-1, 2))
 
 
-def test_signatures_are_those_of_torch() -> None:
+def test_signatures_equal_those_of_torch() -> None:
     import inspect
 
     for ours, theirs in ((EmbeddingBag, nn.EmbeddingBag), (Embedding, nn.Embedding)):
@@ -139,7 +139,7 @@ def test_signatures_are_those_of_torch() -> None:
             assert [name for name in mine if name != "table"] == other
 
 
-def test_evaluation_inserts_nothing_and_takes_no_clocks(store: rowmill.Store) -> None:
+def test_evaluation_inserts_no_rows_and_takes_no_clocks(store: rowmill.Store) -> None:
     table = table_of(store, num_rows=None)
     bag = EmbeddingBag(None, DIM, mode="sum", table=table)
     ids = torch.tensor([[2**40, 5]])
@@ -175,7 +175,7 @@ def test_weights_get_gradients_in_evaluation_too(store: rowmill.Store) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_results_are_where_the_ids_are(store: rowmill.Store) -> None:
+def test_outputs_are_on_the_device_of_the_ids(store: rowmill.Store) -> None:
     plain, stored = twins(store, mode="sum")
     plain.cuda()
     ids = torch.randint(0, ROWS, (4, 3), device="cuda")
@@ -199,14 +199,14 @@ def test_results_are_where_the_ids_are(store: rowmill.Store) -> None:
         ({"_weight": torch.zeros(ROWS + 1, DIM)}, r"must be \[12, 3\], got \[13, 3\]"),
     ],
 )
-def test_what_stored_rows_cannot_do_is_refused(
+def test_unsupported_arguments_of_torch_are_refused(
     store: rowmill.Store, options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(InvalidInput, match=says):
         EmbeddingBag(ROWS, DIM, **options, table=table_of(store))
 
 
-def test_sizes_must_be_those_of_the_table(store: rowmill.Store) -> None:
+def test_sizes_must_match_the_table(store: rowmill.Store) -> None:
     with pytest.raises(InvalidInput, match=r"embedding_dim must be 3, the dim of table .*, got 4"):
         EmbeddingBag(ROWS, 4, table=table_of(store))
     with pytest.raises(
@@ -232,7 +232,7 @@ def test_sizes_must_be_those_of_the_table(store: rowmill.Store) -> None:
         ((torch.tensor([[1]]), None, torch.ones(1, 1)), 'per_sample_weights need mode="sum"'),
     ],
 )
-def test_wrong_input_is_named_and_holds_no_clock(
+def test_invalid_input_is_named_and_holds_no_clock(
     store: rowmill.Store, args: tuple[Any, ...], says: str
 ) -> None:
     mode = "mean" if "need mode" in says else "sum"

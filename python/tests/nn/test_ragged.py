@@ -22,7 +22,7 @@ bags = st.integers(1, 4).flatmap(
 
 
 @given(bags)
-def test_bags_come_back_as_they_went_in(features: list[list[list[int]]]) -> None:
+def test_all_constructors_give_the_same_bags(features: list[list[list[int]]]) -> None:
     batch = RaggedBatch.from_lists({f"f{i}": lists for i, lists in enumerate(features)})
     assert batch.batch_size == len(features[0])
     for name, lists in zip(batch.features, features, strict=True):
@@ -49,7 +49,7 @@ def test_dense_ids_are_bags_of_one() -> None:
         ({"weights": torch.zeros(3)}, r"one entry per id \(4\), got 3"),
     ],
 )
-def test_what_is_no_batch_is_named(change: dict[str, object], says: str) -> None:
+def test_invalid_batches_are_named(change: dict[str, object], says: str) -> None:
     parts = {
         "features": ("a", "b"),
         "values": torch.arange(4),

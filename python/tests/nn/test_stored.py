@@ -31,7 +31,7 @@ class Plain(nn.Module):
         self.top = nn.Linear(2, 1)
 
 
-def test_state_dicts_go_both_ways_with_torch(store: rowmill.Store) -> None:
+def test_state_dicts_can_be_exchanged_with_torch(store: rowmill.Store) -> None:
     plain, stored = Plain(), Model(store)
     assert list(stored.state_dict()) != []
     assert set(stored.state_dict()) == set(plain.state_dict())
@@ -42,7 +42,7 @@ def test_state_dicts_go_both_ways_with_torch(store: rowmill.Store) -> None:
     assert (other.words.weight == plain.words.weight).all()
 
 
-def test_a_state_that_does_not_fit_is_named(store: rowmill.Store) -> None:
+def test_a_state_dict_of_another_shape_is_refused(store: rowmill.Store) -> None:
     stored, state = Model(store), Plain().state_dict()
     with pytest.raises(RuntimeError, match=r"Missing key.*words.weight"):
         stored.load_state_dict({k: v for k, v in state.items() if k != "words.weight"})
@@ -70,13 +70,13 @@ def test_large_tables_stay_out_of_state_dicts(store: rowmill.Store) -> None:
     assert set(dense_state_dict(model)) == {"top.weight", "top.bias"}
 
 
-def test_tables_of_any_id_have_no_matrix(store: rowmill.Store) -> None:
+def test_hashed_tables_have_no_weight_matrix(store: rowmill.Store) -> None:
     model = Model(store, num_rows=None)
     with pytest.raises(InvalidInput, match=r"any 64-bit id.*checkpoint"):
         model.state_dict()
 
 
-def test_the_dense_part_is_saved_and_loaded_alone(store: rowmill.Store) -> None:
+def test_dense_parameters_can_be_saved_without_rows(store: rowmill.Store) -> None:
     model, top = Model(store, num_rows=None), nn.Linear(2, 1)
     load_dense_state_dict(model, {f"top.{k}": v for k, v in top.state_dict().items()})
     assert (model.top.weight == top.weight).all()

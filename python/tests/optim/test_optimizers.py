@@ -139,7 +139,7 @@ CASES: dict[str, tuple[OptimizerSpec, bool, Callable[[Any], torch.optim.Optimize
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 @pytest.mark.parametrize("deferred", [False, True], ids=["fused", "deferred"])
 @pytest.mark.parametrize("case", CASES)
-def test_rows_follow_torch(store: rowmill.Store, case: str, deferred: bool) -> None:
+def test_rows_equal_those_of_torch(store: rowmill.Store, case: str, deferred: bool) -> None:
     spec, sparse, make = CASES[case]
     torch.manual_seed(3)
     plain = nn.EmbeddingBag(ROWS, DIM, mode="sum", sparse=sparse)
@@ -165,7 +165,7 @@ def test_rows_follow_torch(store: rowmill.Store, case: str, deferred: bool) -> N
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_store_closed_half_way_goes_on_to_the_same_bits(tmp_path: Path, case: str) -> None:
+def test_a_store_reopened_during_training_gives_the_same_bits(tmp_path: Path, case: str) -> None:
     spec, ids = CASES[case][0], np.arange(200)
 
     def trained(folder: str, *parts: range) -> NDArray[np.int32]:
@@ -186,7 +186,7 @@ def test_a_store_closed_half_way_goes_on_to_the_same_bits(tmp_path: Path, case: 
     np.testing.assert_array_equal(trained("parts", range(6), range(6, 11)), whole)
 
 
-def test_sgd_on_rows_met_once_per_step_is_equal_to_the_last_bit(store: rowmill.Store) -> None:
+def test_sgd_with_distinct_ids_is_bit_identical_to_torch(store: rowmill.Store) -> None:
     spec, _, make = CASES["SGD"]
     torch.manual_seed(4)
     plain = nn.EmbeddingBag(ROWS, DIM, mode="sum")
@@ -203,7 +203,7 @@ def test_sgd_on_rows_met_once_per_step_is_equal_to_the_last_bit(store: rowmill.S
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_momentum_of_rows_met_at_every_step_is_equal_to_torch_to_the_last_bit(
+def test_momentum_of_rows_in_every_step_is_bit_identical_to_torch(
     store: rowmill.Store, nesterov: bool
 ) -> None:
     torch.manual_seed(5)
@@ -223,7 +223,7 @@ def test_momentum_of_rows_met_at_every_step_is_equal_to_torch_to_the_last_bit(
     assert (torch.from_numpy(table.get_state(range(ROWS))) == velocity).all()
 
 
-def test_l1_of_ftrl_makes_exactly_the_weights_of_small_gradients_zero(store: rowmill.Store) -> None:
+def test_l1_of_ftrl_zeroes_the_weights_of_small_gradients(store: rowmill.Store) -> None:
     table = store.table("t", dim=2, optimizer=FTRL(lr=0.1, l1=1.0), num_rows=3)
     for _ in range(10):
         table.rmw([0, 2], np.array([[0.01, 0.5], [-0.5, 0.01]], np.float32))
@@ -234,7 +234,7 @@ def test_l1_of_ftrl_makes_exactly_the_weights_of_small_gradients_zero(store: row
     assert (weights[1] == born).all()
 
 
-def test_ftrl_goes_on_from_given_weights_whose_state_is_given_too(store: rowmill.Store) -> None:
+def test_ftrl_continues_from_put_weights_and_state(store: rowmill.Store) -> None:
     spec = FTRL(lr=0.1, beta=0.5, l1=0.3, l2=0.2, initial_accumulator=0.25)
     forgetful, table = (store.table(name, dim=4, optimizer=spec) for name in "ab")
     w = np.array([[1.0, -2.0, 0.5, 3.0]], np.float32)
@@ -251,7 +251,7 @@ def test_ftrl_goes_on_from_given_weights_whose_state_is_given_too(store: rowmill
     assert (forgetful.get([7]) == 0).all()
 
 
-def test_a_rate_set_between_steps_is_the_rate_of_the_next_update(store: rowmill.Store) -> None:
+def test_a_learning_rate_set_between_steps_applies_to_the_next_update(store: rowmill.Store) -> None:
     table = store.table("t", dim=1, optimizer=SGD(lr=1.0), num_rows=1)
     bag = EmbeddingBag(1, 1, mode="sum", table=table, _weight=torch.zeros(1, 1))
     bag(torch.tensor([[0]])).sum().backward()

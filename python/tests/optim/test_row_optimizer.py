@@ -66,7 +66,7 @@ def test_gradients_accumulate_over_micro_batches(store: rowmill.Store) -> None:
     assert store.stats()["tables"]["t"]["steps"] == 3
 
 
-def test_a_global_norm_covers_rows_and_dense_parameters(store: rowmill.Store) -> None:
+def test_clipping_by_global_norm_covers_rows_and_dense_parameters(store: rowmill.Store) -> None:
     pair = Pair(store)
     for _ in range(3):
         ids = torch.randint(0, ROWS, (6, 3))
@@ -75,7 +75,7 @@ def test_a_global_norm_covers_rows_and_dense_parameters(store: rowmill.Store) ->
             (10 * model(ids)).backward()
             norms.append(clip_grad_norm_([*model.parameters(), *rows], 0.5))
         torch.testing.assert_close(norms[1], norms[0])
-        assert norms[0] > 0.5, "the test clips"
+        assert norms[0] > 0.5, "clipping must have an effect"
         for optimizer in (pair.optimizer, pair.rows, *pair.dense):
             optimizer.step()
             optimizer.zero_grad()
@@ -108,7 +108,7 @@ def test_grad_scaler_unscales_and_skips(store: rowmill.Store) -> None:
         pair.assert_equal()
 
 
-def test_schedulers_set_the_rate(store: rowmill.Store) -> None:
+def test_schedulers_set_the_learning_rate(store: rowmill.Store) -> None:
     pair = Pair(store)
     schedules = [
         torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1)
@@ -127,7 +127,7 @@ def test_schedulers_set_the_rate(store: rowmill.Store) -> None:
     assert pair.rows.param_groups[0]["lr"] == pytest.approx(0.003)
 
 
-def test_step_consumes_and_zero_grad_drops(store: rowmill.Store) -> None:
+def test_step_applies_and_zero_grad_drops_gradients(store: rowmill.Store) -> None:
     table = store.table("t", dim=1, optimizer=SGD(lr=1.0), num_rows=4)
     bag = EmbeddingBag(4, 1, mode="sum", table=table, _weight=torch.zeros(4, 1))
     rows = RowOptimizer([table])
@@ -149,7 +149,7 @@ def test_step_consumes_and_zero_grad_drops(store: rowmill.Store) -> None:
     assert bag.weight[1].item() == -2.0, "backward updates again"
 
 
-def test_a_lookup_may_be_run_backward_twice(store: rowmill.Store) -> None:
+def test_two_backward_passes_of_one_lookup_accumulate(store: rowmill.Store) -> None:
     table = store.table("t", dim=1, optimizer=SGD(lr=1.0), num_rows=4)
     bag = EmbeddingBag(4, 1, mode="sum", table=table, _weight=torch.zeros(4, 1))
     rows = RowOptimizer(bag)
@@ -160,7 +160,7 @@ def test_a_lookup_may_be_run_backward_twice(store: rowmill.Store) -> None:
     assert bag.weight[1].item() == -2.0
 
 
-def test_a_step_may_be_explicit_and_its_error_drops_everything(store: rowmill.Store) -> None:
+def test_an_error_in_an_explicit_step_drops_its_gradients(store: rowmill.Store) -> None:
     table = store.table("t", dim=1, optimizer=SGD(lr=1.0), num_rows=4)
     bag = EmbeddingBag(4, 1, mode="sum", table=table, _weight=torch.zeros(4, 1))
     rows = RowOptimizer(bag)
@@ -202,7 +202,7 @@ def test_fused_and_deferred_tables_may_share_a_lookup(store: rowmill.Store) -> N
     assert store.stats()["tickets"] == 0
 
 
-def test_rates_come_from_tables_groups_or_the_argument(store: rowmill.Store) -> None:
+def test_learning_rates_come_from_tables_groups_or_the_argument(store: rowmill.Store) -> None:
     a, b, c = (
         store.table(x, dim=1, optimizer=SGD(lr=lr)) for x, lr in zip("abc", (1, 1, 2), strict=False)
     )

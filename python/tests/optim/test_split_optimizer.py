@@ -51,7 +51,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("chunk", [split_optimizer.CHUNK, 100])
 @pytest.mark.parametrize(("kind", "of_torch"), KINDS)
-def test_the_same_gradients_leave_the_bits_of_float32(
+def test_updates_are_bit_identical_to_float32(
     kind: Any,
     of_torch: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
     chunk: int,
@@ -64,7 +64,9 @@ def test_the_same_gradients_leave_the_bits_of_float32(
     for whole, weight in zip(exact, mine, strict=True):
         assert weight.dtype == torch.bfloat16
         assert torch.equal(bits(optimizers[1].whole(weight)), bits(whole))
-        assert torch.equal(weight.float(), (bits(whole) & -65536).view(torch.float32)), "cut off"
+        assert torch.equal(weight.float(), (bits(whole) & -65536).view(torch.float32)), (
+            "truncated float32"
+        )
         state = optimizers[1].state[weight]
         assert state["lower"].dtype == torch.int16
         if "sum" in state:
@@ -72,7 +74,7 @@ def test_the_same_gradients_leave_the_bits_of_float32(
 
 
 @pytest.mark.parametrize(("kind", "of_torch"), KINDS)
-def test_a_saved_state_goes_on_with_the_same_bits(
+def test_a_restored_state_continues_with_the_same_bits(
     kind: Any, of_torch: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 ) -> None:
     straight = weights()
@@ -107,7 +109,7 @@ def test_weights_and_state_take_the_bytes_of_float32() -> None:
         assert all(value.numel() == weight.numel() for value in state.values())
 
 
-def test_bfloat16_weights_begin_with_nothing_below() -> None:
+def test_bfloat16_weights_start_with_zero_lower_halves() -> None:
     weight = nn.Parameter(torch.randn(9).bfloat16())
     before = weight.detach().clone()
     optimizer = SplitSGD([weight], lr=0.1)
@@ -120,7 +122,7 @@ def test_bfloat16_weights_begin_with_nothing_below() -> None:
     torch.testing.assert_close(optimizer.whole(weight), before.float() - small, rtol=0, atol=1e-5)
 
 
-def test_a_closure_is_called_with_gradients_and_weights_without_one_stay() -> None:
+def test_a_closure_runs_with_gradients_enabled_and_weights_without_gradient_stay() -> None:
     used, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
     optimizer = SplitSGD([{"params": [used]}, {"params": [unused], "lr": 0.5}], lr=0.25)
 
@@ -135,7 +137,7 @@ def test_a_closure_is_called_with_gradients_and_weights_without_one_stay() -> No
     assert unused.tolist() == [1.0] * 3
 
 
-def test_what_cannot_be_split_is_refused() -> None:
+def test_unsupported_parameters_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"float32 or bfloat16 weights, got torch\.float64"):
         SplitSGD([nn.Parameter(torch.zeros(3, dtype=torch.float64))], lr=0.1)
     with pytest.raises(InvalidInput, match=r"contiguous .* weights, got .* with strides \(1, 4\)"):

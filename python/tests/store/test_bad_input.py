@@ -79,7 +79,7 @@ def named_in(manifest: Path) -> str:
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_any_flipped_bit_of_any_file_is_an_error_that_names_it_or_changes_no_value(
+def test_a_flipped_bit_in_any_file_is_an_error_naming_it_or_harmless(
     whole: Path, tmp_path: Path, read_only: bool
 ) -> None:
     folder = tmp_path / "store"
@@ -112,7 +112,7 @@ def test_any_flipped_bit_of_any_file_is_an_error_that_names_it_or_changes_no_val
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 0.999])
-def test_any_truncated_or_missing_file_is_an_error_that_names_it(
+def test_a_truncated_or_missing_file_is_an_error_naming_it(
     whole: Path, tmp_path: Path, keep: float
 ) -> None:
     folder = tmp_path / "store"
@@ -134,7 +134,7 @@ def test_any_truncated_or_missing_file_is_an_error_that_names_it(
             if error is None:
                 assert path.suffix == ".log", path.name
                 assert content is not None
-                assert keep > 0.8, "only the unused end of a log may be gone unnoticed"
+                assert keep > 0.8, "only truncation of the unused end of a log may go unnoticed"
                 continue
             if content is None and path.name == "MANIFEST":
                 assert isinstance(error, errors.StoreCorrupt), error
@@ -145,7 +145,7 @@ def test_any_truncated_or_missing_file_is_an_error_that_names_it(
     check(folder)
 
 
-def test_a_damaged_block_spares_the_rows_of_others(whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_block_does_not_affect_rows_of_other_blocks(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, folder := tmp_path / "store")
     log = folder / "group-0.log"
     content = bytearray(log.read_bytes())
@@ -167,7 +167,7 @@ def test_a_damaged_block_spares_the_rows_of_others(whole: Path, tmp_path: Path) 
     assert right > 5 * wrong
 
 
-def test_a_device_that_fails_to_read_is_an_error_with_file_and_place_and_not_damage(
+def test_a_read_error_names_file_and_offset_and_is_not_reported_as_damage(
     whole: Path, tmp_path: Path
 ) -> None:
     """Replace a log by a folder, so that every open and read of it fails with the system's error."""
@@ -183,9 +183,7 @@ def test_a_device_that_fails_to_read_is_an_error_with_file_and_place_and_not_dam
     check(folder)
 
 
-def test_a_newer_format_is_refused_by_readers_and_writers_and_stays_as_it_is(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_a_newer_format_is_refused_and_not_changed(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, folder := tmp_path / "store")
     manifest = folder / "MANIFEST"
     manifest.write_bytes(b"rowmill-manifest 5 00000000 0\n")
@@ -199,7 +197,7 @@ def test_a_newer_format_is_refused_by_readers_and_writers_and_stays_as_it_is(
     assert after == before
 
 
-def test_a_second_process_that_wants_to_write_is_told_who_does(tmp_path: Path) -> None:
+def test_a_second_writer_is_told_the_process_of_the_first(tmp_path: Path) -> None:
     program = (
         "import sys, rowmill\n"
         "try: rowmill.open(sys.argv[1], memory='16MiB')\n"
@@ -236,7 +234,7 @@ def test_a_second_process_that_wants_to_write_is_told_who_does(tmp_path: Path) -
         ([1.5], "ids must be int64 or uint64, got float64"),
     ],
 )
-def test_ids_of_a_wrong_kind_are_refused_by_every_call_and_insert_nothing(
+def test_ids_of_a_wrong_type_are_refused_by_every_call_and_insert_nothing(
     store: rowmill.Store, ids: Any, says: str
 ) -> None:
     table = store.table("t", dim=2, optimizer=SGD(lr=1.0))
@@ -257,7 +255,7 @@ def test_ids_of_a_wrong_kind_are_refused_by_every_call_and_insert_nothing(
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_a_gradient_that_is_no_number_changes_no_row_nor_its_optimizer_state(
+def test_a_nan_gradient_changes_neither_rows_nor_optimizer_state(
     store: rowmill.Store, bad: float
 ) -> None:
     table = store.table("t", dim=8, optimizer=Adagrad(lr=1.0))
@@ -274,9 +272,7 @@ def test_a_gradient_that_is_no_number_changes_no_row_nor_its_optimizer_state(
     np.testing.assert_array_equal(table.get_state(IDS), state)
 
 
-def test_another_dim_than_the_table_on_disk_has_is_named_with_both(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_the_error_for_a_different_dim_names_both_dims(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, folder := tmp_path / "store")
     with rowmill.open(folder, memory="32MiB") as store:
         with pytest.raises(errors.SpecMismatch, match=r'"hashed" has dim 8, not 16: open it with'):

@@ -26,7 +26,7 @@ def is_bf16(weights: np.ndarray[Any, Any]) -> bool:
     return not (weights.view(np.uint32) & 0xFFFF).any()
 
 
-def test_rows_are_rounded_as_torch_rounds_and_take_half(store: rowmill.Store) -> None:
+def test_rows_are_rounded_like_torch_and_take_half_the_bytes(store: rowmill.Store) -> None:
     half = store.table("half", dim=64, optimizer=SGD(lr=1.0), dtype="bf16")
     full = store.table("full", dim=64, optimizer=SGD(lr=1.0))
     assert (half.dtype, full.dtype, store.open_table("half").dtype) == ("bf16", "fp32", "bf16")
@@ -40,7 +40,7 @@ def test_rows_are_rounded_as_torch_rounds_and_take_half(store: rowmill.Store) ->
     found = half.get(torch.arange(100))
     assert found.dtype == torch.float32
     assert torch.equal(found, values.bfloat16().float())
-    assert is_bf16(half.get(np.arange(1000, 1010))), "rows are born so, too"
+    assert is_bf16(half.get(np.arange(1000, 1010))), "initial values are rounded too"
 
 
 def test_state_stays_float32(store: rowmill.Store) -> None:
@@ -51,7 +51,7 @@ def test_state_stays_float32(store: rowmill.Store) -> None:
     assert is_bf16(table.get([1]))
 
 
-def test_modules_of_both_kinds_train_together(store: rowmill.Store) -> None:
+def test_bf16_and_fp32_modules_train_together(store: rowmill.Store) -> None:
     spec: dict[str, Any] = {"dim": 16, "optimizer": SGD(lr=0.1), "initializer": Constant(0.5)}
     tables = [store.table(dtype, dtype=dtype, **spec) for dtype in ("bf16", "fp32")]
     embeddings = EmbeddingCollection([Feature(table.name, table) for table in tables])
@@ -73,7 +73,7 @@ def test_a_converted_model_keeps_its_rounded_weights(store: rowmill.Store) -> No
     assert torch.equal(plain.state_dict()["0.weight"], weights.bfloat16().float())
 
 
-def test_a_closed_run_goes_on_with_the_bits_of_one_that_never_was(tmp_path: Path) -> None:
+def test_a_reopened_store_gives_the_bits_of_an_uninterrupted_run(tmp_path: Path) -> None:
     gradients = torch.randn(20, 100, 7, generator=torch.Generator().manual_seed(1)) / 100
 
     def steps(path: Path, first: int, last: int) -> bytes:
@@ -89,7 +89,7 @@ def test_a_closed_run_goes_on_with_the_bits_of_one_that_never_was(tmp_path: Path
     assert steps(tmp_path / "parts", 8, 20) == whole
 
 
-def test_changes_say_the_dtype_and_hold_float32(tmp_path: Path) -> None:
+def test_changes_name_the_dtype_and_hold_float32(tmp_path: Path) -> None:
     with rowmill.open(tmp_path, memory="16MiB") as store:
         table = store.table("t", dim=3, optimizer=SGD(lr=1.0), dtype="bf16")
         table.put([5], [[1.0, -2.5, 0.125]])
@@ -100,7 +100,7 @@ def test_changes_say_the_dtype_and_hold_float32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "float32", "", "BF16"])
-def test_a_dtype_that_is_none_is_named(store: rowmill.Store, dtype: Any) -> None:
+def test_an_invalid_dtype_is_named(store: rowmill.Store, dtype: Any) -> None:
     says = f'dtype must be "fp32", "bf16" or "split-bf16", got "{dtype}"'
     with pytest.raises(InvalidInput, match=says):
         store.table("t", dim=4, optimizer=SGD(lr=0.1), dtype=dtype)
@@ -110,7 +110,7 @@ def test_a_dtype_that_is_none_is_named(store: rowmill.Store, dtype: Any) -> None
     assert store.table_names() == []
 
 
-def test_what_bf16_cannot_hold_and_another_dtype_are_refused(store: rowmill.Store) -> None:
+def test_values_beyond_bf16_and_another_dtype_are_refused(store: rowmill.Store) -> None:
     table = store.table("t", dim=2, optimizer=SGD(lr=0.1), dtype="bf16")
     with pytest.raises(InvalidInput, match=r'values must be below .* "t", whose dtype is bf16'):
         table.put([1], [[0.0, 3.4e38]])

@@ -63,7 +63,7 @@ def assert_equal(one: rowmill.Store, other: rowmill.Store) -> None:
         assert (tables[0].get_state(ids) == tables[1].get_state(ids)).all()
 
 
-def test_a_copy_catches_up_and_goes_on_as_the_store_would(store: Path, tmp_path: Path) -> None:
+def test_a_copy_catches_up_and_trains_like_the_store(store: Path, tmp_path: Path) -> None:
     with (
         rowmill.open(store, memory="16MiB") as opened,
         rowmill.open(tmp_path / "copy", memory="16MiB", seed=5) as copy,
@@ -81,7 +81,7 @@ def test_a_copy_catches_up_and_goes_on_as_the_store_would(store: Path, tmp_path:
         assert_equal(opened, copy)
 
 
-def test_batches_hold_what_changed_and_no_more(store: Path) -> None:
+def test_batches_hold_exactly_the_changed_rows(store: Path) -> None:
     told = rowmill.Changes(store, since=1)
     assert (told.since, told.until) == (1, 2)
     assert [(table.name, table.dim, table.num_rows) for table in told.tables()] == [
@@ -128,7 +128,7 @@ def test_the_command_counts_and_exports(store: Path, tmp_path: Path) -> None:
             assert (row["weights"], row["state"]) == expected
 
 
-def test_what_cannot_be_told_is_said_in_one_line(store: Path, tmp_path: Path) -> None:
+def test_errors_of_the_command_are_one_line(store: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidInput, match="since must be at most 2"):
         rowmill.Changes(store, since=3)
     assert changes(store, "--since", 3) == (
@@ -144,7 +144,7 @@ def test_what_cannot_be_told_is_said_in_one_line(store: Path, tmp_path: Path) ->
     assert "must be the number of a checkpoint or event, got '-1'" in error
 
 
-def test_changes_that_are_not_kept_say_since_when_they_are(tmp_path: Path) -> None:
+def test_the_error_for_removed_changes_names_the_first_kept_checkpoint(tmp_path: Path) -> None:
     with rowmill.open(tmp_path / "s", memory="16MiB", history=0) as opened:
         table = opened.table("t", dim=4, optimizer=Adagrad(lr=0.5))
         for _ in range(20):

@@ -30,7 +30,7 @@ def ids_of(table: rowmill.Table) -> list[int]:
     return sorted(int(id_) for ids, _ in table.scan() for id_ in ids)
 
 
-def test_rows_that_no_step_changed_for_a_time_go(store: rowmill.Store) -> None:
+def test_ttl_evicts_rows_without_recent_updates(store: rowmill.Store) -> None:
     table = made(store, eviction=TTL(steps=2))
     for id_ in (-1, 2, 2, 3):
         table.rmw([id_], ONES)
@@ -41,7 +41,7 @@ def test_rows_that_no_step_changed_for_a_time_go(store: rowmill.Store) -> None:
     assert store.stats()["tables"]["t"]["evicted"] == 1
 
 
-def test_event_time_is_what_steps_say(store: rowmill.Store) -> None:
+def test_event_time_is_set_by_steps(store: rowmill.Store) -> None:
     table = made(store, eviction=TTL(seconds=60))
     bag = EmbeddingBag(None, 2, mode="sum", table=table)
     assert store.event_time is None
@@ -60,13 +60,13 @@ def test_event_time_is_what_steps_say(store: rowmill.Store) -> None:
 
 
 @pytest.mark.parametrize("time", [-1, 1.5, "now", 2**63])
-def test_a_wrong_event_time_is_named(store: rowmill.Store, time: Any) -> None:
+def test_an_invalid_event_time_is_named(store: rowmill.Store, time: Any) -> None:
     for begin in (store.step, store.ticket):
         with pytest.raises(InvalidInput, match="event_time must be a whole number"):
             begin(event_time=time)
 
 
-def test_an_eviction_comes_by_itself_after_every_so_many_steps(store: rowmill.Store) -> None:
+def test_automatic_eviction_runs_every_n_steps(store: rowmill.Store) -> None:
     table = made(store, eviction=LeastFrequent(max_rows=2, every=3))
     bag = EmbeddingBag(None, 2, mode="sum", table=table)
     seen: list[int] = []
@@ -74,10 +74,10 @@ def test_an_eviction_comes_by_itself_after_every_so_many_steps(store: rowmill.St
         bag(torch.tensor([ids])).sum().backward()
         seen.append(len(table))
     assert seen == [3, 4, 2, 5]
-    assert ids_of(table) == [3, 4, 6, 7, 8], "2 and 4 were changed twice: the smaller goes"
+    assert ids_of(table) == [3, 4, 6, 7, 8], "2 and 4 were changed twice: the smaller id is evicted"
 
 
-def test_scores_and_norms_choose(store: rowmill.Store) -> None:
+def test_eviction_by_score_and_by_norm(store: rowmill.Store) -> None:
     scored = made(store, "scored", eviction=LowestScore(max_rows=2))
     scored.put([1, 2, 3, 4], np.ones((4, 2), np.float32))
     scored.set_scores([1, 2, 3], [0.5, -1.0, 2.0])
@@ -92,7 +92,7 @@ def test_scores_and_norms_choose(store: rowmill.Store) -> None:
         assert table.evict().tolist() == gone
 
 
-def test_an_id_gets_a_row_when_it_was_asked_for_often_enough(store: rowmill.Store) -> None:
+def test_an_id_is_admitted_after_enough_lookups(store: rowmill.Store) -> None:
     table = made(store, admission=MinCount(3, bytes="64KiB"))
     bag = EmbeddingBag(None, 2, mode="sum", table=table)
     for count in (1, 2):
@@ -100,15 +100,15 @@ def test_an_id_gets_a_row_when_it_was_asked_for_often_enough(store: rowmill.Stor
         out.sum().backward()
         assert (out.tolist(), len(table)) == ([[1.0, 1.0]], 0), count
     bag(torch.tensor([[7, 7]])).sum().backward()
-    assert table.get([7]).tolist() == [[0.0, 0.0]], "the first gradient that counts"
+    assert table.get([7]).tolist() == [[0.0, 0.0]], "the row after its first gradient"
     bag.eval()
     for _ in range(4):
         bag(torch.tensor([[8]]))
     assert table.get_or_init([8]).tolist() == [[1.0, 1.0]]
-    assert not table.contains([8]).any(), "evaluation counts nothing"
+    assert not table.contains([8]).any(), "evaluation does not count as a lookup"
 
 
-def test_options_stay_with_the_table(tmp_path: Path) -> None:
+def test_options_are_stored_with_the_table(tmp_path: Path) -> None:
     options: list[dict[str, Any]] = [
         {"eviction": TTL(steps=5, every=2), "admission": MinCount(4, 2048)},
         {"eviction": TTL(seconds=60)},
@@ -159,12 +159,14 @@ def test_options_stay_with_the_table(tmp_path: Path) -> None:
         ({"admission": MinCount(2, "3KiB")}, "bytes must be a power of two from 1 KiB"),
     ],
 )
-def test_wrong_options_are_named(store: rowmill.Store, options: dict[str, Any], says: str) -> None:
+def test_invalid_options_are_named(
+    store: rowmill.Store, options: dict[str, Any], says: str
+) -> None:
     with pytest.raises(InvalidInput, match=says):
         made(store, **options)
 
 
-def test_wrong_uses_are_named(store: rowmill.Store) -> None:
+def test_invalid_calls_are_named(store: rowmill.Store) -> None:
     plain = made(store)
     with pytest.raises(InvalidInput, match='set when table "t" is created'):
         plain.evict()
@@ -199,7 +201,7 @@ def test_wrong_uses_are_named(store: rowmill.Store) -> None:
         ),
     ],
 )
-def test_wrong_sections_of_a_run_are_named(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_sections_of_a_run_are_named(tmp_path: Path, text: str, says: str) -> None:
     from rowmill.train.rows import row_eviction
 
     path = tmp_path / "run.toml"

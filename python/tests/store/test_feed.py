@@ -97,7 +97,7 @@ def rows(folder: Path) -> dict[int, list[float]]:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_processes_that_are_killed_end_equal(seed: int, tmp_path: Path) -> None:
+def test_killed_trainers_and_followers_end_with_equal_stores(seed: int, tmp_path: Path) -> None:
     drawn = random.Random(seed)
     store, copy = tmp_path / "store", tmp_path / "copy"
     trainer = start(_TRAINER, store)
@@ -138,7 +138,7 @@ def events(folder: Path, since: int | None = None) -> list[rowmill.FeedEvent]:
     return list(rowmill.ChangeFeed(folder).follow(since, timeout_s=0))
 
 
-def test_events_say_what_happened(tmp_path: Path) -> None:
+def test_events_describe_all_changes(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     with rowmill.open(folder, memory="16MiB", feed="32MiB", feed_interval_s=60) as store:
         table = store.table("words", dim=2, optimizer=SGD(lr=1.0))
@@ -175,7 +175,7 @@ def test_events_say_what_happened(tmp_path: Path) -> None:
         assert isinstance(again, rowmill.FeedCheckpoint)
 
 
-def test_what_cannot_be_followed_is_said(tmp_path: Path) -> None:
+def test_errors_of_stores_that_cannot_be_followed(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     with pytest.raises(errors.StoreMissing):
         events(folder)

@@ -74,15 +74,15 @@ def batches(dataset: Dataset[int]) -> list[list[int]]:
     return [batch.tolist() for batch in loader]
 
 
-def test_a_worker_that_uses_the_store_of_its_parent_raises_and_says_what_to_do(
+def test_a_worker_that_uses_the_parents_store_gets_an_error_with_the_fix(
     table: Table,
 ) -> None:
     with pytest.raises(StoreForked, match=r"rowmill\.open\(.*store.*, read_only=True\)"):
         batches(UsesTheStoreOfTheParent(table))
-    assert table.get([3]).tolist() == [[3.0, 0.0]], "the parent goes on"
+    assert table.get([3]).tolist() == [[3.0, 0.0]], "the parent's store still works"
 
 
-def test_workers_that_leave_the_store_alone_work_while_the_parent_trains(table: Table) -> None:
+def test_workers_that_do_not_use_the_store_run_while_the_parent_trains(table: Table) -> None:
     bag = EmbeddingBag(100, 2, mode="sum", table=table)
     assert batches(Ids()) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     loader = DataLoader(
@@ -117,7 +117,7 @@ def in_child(work: Any) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_every_use_in_a_child_raises_and_every_end_is_quiet(table: Table) -> None:
+def test_every_use_in_a_child_raises_and_the_child_ends_silently(table: Table) -> None:
     # In a new process: once autograd has started threads, as tests of this process may make it do, torch itself refuses
     # a backward in a child.
     table.store.close()
@@ -176,7 +176,7 @@ def use_in_a_child(folder: str) -> None:
     store.close()
 
 
-def test_a_step_that_is_open_at_a_fork_ends_quietly_when_the_child_raises(
+def test_a_step_open_at_a_fork_ends_silently_when_the_child_raises(
     store: rowmill.Store, table: Table
 ) -> None:
     bag = EmbeddingBag(100, 2, mode="sum", table=table)
@@ -250,7 +250,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_child_that_ends_as_programs_do_ends_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_child_that_exits_normally_ends_and_writes_nothing(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", PARENT + ENDS, str(tmp_path / "store"), "end"],
         capture_output=True,

@@ -120,20 +120,20 @@ def fill(folder: Path, limit: int = 0) -> list[str]:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["first"] is not None, "the disk never filled up"
+    assert found["first"] is not None, "the disk must fill up"
     put, checkpoint, get = found["later"]
     for error in (put, checkpoint):
         assert error[0] == "StorePoisoned"
         assert "refuses writes since an earlier failure" in error[1]
         assert "reopen the store, which then starts from its last checkpoint" in error[1]
-    assert get is None, "reads go on"
+    assert get is None, "reads must still work"
     saved = found["saved"]
     assert found["again"] == [[True, [float(saved)], str(saved)]] * 2
     return found["first"]
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
-def test_a_full_disk_is_told_with_its_file_and_leaves_the_last_checkpoint(
+def test_the_error_of_a_full_disk_names_the_file_and_keeps_the_last_checkpoint(
     kind: str, tmp_path: Path
 ) -> None:
     with small_disk(kind, tmp_path, 8) as disk:
@@ -148,7 +148,7 @@ def test_a_full_disk_is_told_with_its_file_and_leaves_the_last_checkpoint(
 
 
 @pytest.mark.parametrize("limit", [450_560, 1_500_000, 2_097_152])
-def test_a_file_that_may_not_grow_is_told_and_leaves_the_last_checkpoint(
+def test_the_error_of_a_size_limit_names_the_file_and_keeps_the_last_checkpoint(
     limit: int, tmp_path: Path
 ) -> None:
     name, message = fill(tmp_path / "store", limit)
@@ -157,7 +157,7 @@ def test_a_file_that_may_not_grow_is_told_and_leaves_the_last_checkpoint(
     assert "reopen" in message
 
 
-def test_training_on_a_full_disk_ends_with_one_line_and_goes_on_when_there_is_space(
+def test_training_on_a_full_disk_ends_with_one_line_and_can_be_resumed_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "log"
@@ -188,7 +188,7 @@ def test_training_on_a_full_disk_ends_with_one_line_and_goes_on_when_there_is_sp
     assert tests[0] == tests[1]
 
 
-def test_a_report_that_finds_no_space_is_one_line(
+def test_no_space_for_the_report_is_a_one_line_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "log"
@@ -205,7 +205,7 @@ def test_a_report_that_finds_no_space_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_a_generator_that_finds_no_space_is_one_line_and_begins_again(
+def test_no_space_for_generated_data_is_a_one_line_error_and_can_be_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with small_disk("tmpfs", tmp_path, 2) as disk:
@@ -219,7 +219,7 @@ def test_a_generator_that_finds_no_space_is_one_line_and_begins_again(
 
 
 @pytest.mark.parametrize(("kind", "out"), [("nodes", "nodes.npz"), ("sequences", "log")])
-def test_a_file_that_finds_no_space_is_named(
+def test_no_space_for_a_file_names_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, out: str
 ) -> None:
     with small_disk("tmpfs", tmp_path, 1) as disk:
@@ -234,6 +234,6 @@ def test_a_file_that_finds_no_space_is_named(
         assert main(arguments) == 0
 
 
-def test_errors_of_a_full_disk_are_errors_of_the_system_too() -> None:
+def test_errors_of_a_full_disk_are_os_errors_too() -> None:
     assert issubclass(errors.StoreFull, OSError)
     assert issubclass(errors.StoreIoError, OSError)

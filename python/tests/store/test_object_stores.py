@@ -67,7 +67,7 @@ def push(folder: Path, url: str, **options: Any) -> None:
         store.push(url, **options)
 
 
-def test_checkpoints_go_there_and_come_back(
+def test_checkpoints_are_pushed_and_restored(
     place: tuple[str, ObjectServer], tmp_path: Path
 ) -> None:
     url, server = place
@@ -98,7 +98,9 @@ def test_another_store_is_refused(place: tuple[str, ObjectServer], tmp_path: Pat
     assert server.objects == before
 
 
-def test_a_refusal_names_the_url(place: tuple[str, ObjectServer], tmp_path: Path) -> None:
+def test_an_error_of_the_server_names_the_url(
+    place: tuple[str, ObjectServer], tmp_path: Path
+) -> None:
     url, server = place
     train(tmp_path / "store", 1)
     server.refuses = True

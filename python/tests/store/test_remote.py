@@ -178,11 +178,13 @@ def run(*arguments: str | Path) -> int:
 def wait_until(condition: Any, process: subprocess.Popen[str] | None = None) -> None:
     """Wait for a condition, at most as long as the test may last; fail if the process ends first."""
     while not condition():
-        assert process is None or process.poll() is None, "it ended too early"
+        assert process is None or process.poll() is None, (
+            "the process ended before the condition held"
+        )
         time.sleep(0.005)
 
 
-def test_every_checkpoint_comes_back_to_the_bit(server: Server, tmp_path: Path) -> None:
+def test_every_restored_checkpoint_is_bit_identical(server: Server, tmp_path: Path) -> None:
     store, table = open_store(tmp_path / "store")
     expected: dict[int, bytes] = {}
     with store:
@@ -205,7 +207,9 @@ def test_every_checkpoint_comes_back_to_the_bit(server: Server, tmp_path: Path) 
     assert epochs() == [4, 5]
 
 
-def test_training_goes_on_while_a_checkpoint_is_pushed(slow_server: Server, tmp_path: Path) -> None:
+def test_training_continues_while_a_checkpoint_is_pushed(
+    slow_server: Server, tmp_path: Path
+) -> None:
     store, table = open_store(tmp_path / "store")
     with store:
         expected = advance(store, table, ROWS, 1)
@@ -223,7 +227,7 @@ def test_training_goes_on_while_a_checkpoint_is_pushed(slow_server: Server, tmp_
     assert content_at(tmp_path / "restored") == (expected, b"1")
 
 
-def test_only_the_last_ones_are_kept(server: Server, tmp_path: Path) -> None:
+def test_only_the_last_checkpoints_are_kept(server: Server, tmp_path: Path) -> None:
     store, table = open_store(tmp_path / "store")
     with store:
         for epoch in range(1, 6):
@@ -241,7 +245,7 @@ def test_only_the_last_ones_are_kept(server: Server, tmp_path: Path) -> None:
     assert content_at(tmp_path / "restored")[0] == expected
 
 
-def test_a_push_that_is_killed_shows_nothing_and_the_next_one_cleans_up(
+def test_a_killed_push_leaves_no_checkpoint_and_the_next_one_cleans_up(
     slow_server: Server, tmp_path: Path
 ) -> None:
     store, table = open_store(tmp_path / "store")
@@ -266,10 +270,10 @@ def test_a_push_that_is_killed_shows_nothing_and_the_next_one_cleans_up(
     assert content_at(tmp_path / "second")[0] == second
     folders = {path.relative_to(slow_server.folder).parts[4] for path in slow_server.objects()
                if "objects" in path.parts}  # fmt: skip
-    assert len(folders) <= 2, "what was cut short is gone"
+    assert len(folders) <= 2, "files of the killed push must be removed"
 
 
-def test_a_restore_that_is_killed_is_no_store_and_is_completed(
+def test_a_killed_restore_is_not_a_store_and_can_be_completed(
     slow_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store, table = open_store(tmp_path / "store")
@@ -290,7 +294,7 @@ def test_a_restore_that_is_killed_is_no_store_and_is_completed(
         rowmill.restore(URL, folder)
 
 
-def test_a_server_that_dies_while_uploading_is_named(
+def test_a_server_that_dies_during_a_push_is_named(
     slow_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, table = open_store(tmp_path / "store")
@@ -324,7 +328,7 @@ def test_a_server_that_dies_while_uploading_is_named(
     assert content_at(tmp_path / "restored")[0] == expected
 
 
-def test_two_writers_are_told_apart(server: Server, tmp_path: Path) -> None:
+def test_a_second_writer_is_refused(server: Server, tmp_path: Path) -> None:
     store, table = open_store(tmp_path / "store")
     with store:
         advance(store, table, ROWS, 1)
@@ -367,7 +371,7 @@ def test_two_writers_at_the_same_time(slow_server: Server, tmp_path: Path) -> No
     rowmill.restore(URL, tmp_path / "restored")
 
 
-def test_what_the_server_refuses_is_told(
+def test_refusals_of_the_server_are_reported(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, table = open_store(tmp_path / "store")
@@ -390,7 +394,7 @@ def test_what_the_server_refuses_is_told(
     assert server.objects() == []
 
 
-def test_a_corrupted_object_is_found_when_restoring(server: Server, tmp_path: Path) -> None:
+def test_a_corrupted_object_is_detected_by_restore(server: Server, tmp_path: Path) -> None:
     store, table = open_store(tmp_path / "store")
     with store:
         advance(store, table, ROWS, 1)
@@ -409,7 +413,9 @@ def test_a_corrupted_object_is_found_when_restoring(server: Server, tmp_path: Pa
         rowmill.restore(URL, tmp_path / "restored")
 
 
-def test_commands(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_push_and_restore_by_the_command_line(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store, table = open_store(tmp_path / "store")
     with store:
         expected = advance(store, table, ROWS, 1)

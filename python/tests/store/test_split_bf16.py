@@ -30,13 +30,15 @@ def cut(weights: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("optimizer", [SGD(lr=0.1), RowwiseAdagrad(lr=0.1), Adagrad(lr=0.1)])
-def test_the_same_bf16_gradients_leave_the_bits_of_fp32(
+def test_updates_with_bf16_gradients_are_bit_identical_to_fp32(
     store: rowmill.Store, optimizer: OptimizerSpec
 ) -> None:
     tables = [store.table(dtype, dim=7, optimizer=optimizer, dtype=dtype) for dtype in DTYPES]
     assert [table.dtype for table in tables] == list(DTYPES)
     rows = store.stats()["tables"]
-    assert rows["fp32"]["row_bytes"] == rows["split-bf16"]["row_bytes"], "and takes no memory more"
+    assert rows["fp32"]["row_bytes"] == rows["split-bf16"]["row_bytes"], (
+        "rows must take the same memory"
+    )
     ids = torch.arange(50)
     tables[1].put(ids, tables[0].get(ids))  # Tables have different initial weights.
     generator = torch.Generator().manual_seed(1)
@@ -46,11 +48,11 @@ def test_the_same_bf16_gradients_leave_the_bits_of_fp32(
             table.rmw(ids, gradients)
     exact, split = (table.get(ids) for table in tables)
     assert torch.equal(exact, split)
-    assert not torch.equal(cut(split), split), "the lower halves are used"
+    assert not torch.equal(cut(split), split), "the lower halves must be used"
     assert np.array_equal(*(table.get_state(ids) for table in tables))
 
 
-def test_lookups_see_bfloat16_and_train_all_bits(store: rowmill.Store) -> None:
+def test_lookups_return_bfloat16_and_updates_change_all_bits(store: rowmill.Store) -> None:
     spec: dict[str, Any] = {"dim": 16, "optimizer": SGD(lr=0.1), "initializer": Uniform(0.4, 0.6)}
     tables = [store.table(dtype, dtype=dtype, **spec) for dtype in DTYPES]
     ids = torch.arange(3)
@@ -64,7 +66,7 @@ def test_lookups_see_bfloat16_and_train_all_bits(store: rowmill.Store) -> None:
         (exact + split).sum().backward()
         assert torch.equal(*(table.get(ids) for table in tables))
     embeddings.eval()
-    assert torch.equal(embeddings(batch)[:, 16:], cut(tables[1].get(ids))), "evaluations, too"
+    assert torch.equal(embeddings(batch)[:, 16:], cut(tables[1].get(ids))), "in evaluation too"
 
 
 def test_a_converted_model_keeps_all_bits(store: rowmill.Store) -> None:
@@ -77,7 +79,7 @@ def test_a_converted_model_keeps_all_bits(store: rowmill.Store) -> None:
     assert torch.equal(plain[0].weight, weights)
 
 
-def test_a_copy_by_changes_goes_on_as_its_source(tmp_path: Path) -> None:
+def test_a_copy_by_changes_trains_like_its_source(tmp_path: Path) -> None:
     gradients = torch.randn(20, 100, 7, generator=torch.Generator().manual_seed(1)) / 100
 
     def table_of(store: rowmill.Store) -> rowmill.Table:

@@ -55,18 +55,18 @@ def test_two_losses_of_one_step_are_summed_before_the_update(store: rowmill.Stor
     bag = bag_of(store)
     first, second = bag(IDS).sum(), bag(IDS).sum()
     first.backward()
-    assert store.stats()["tables"]["t"]["steps"] == 0, "the other backward is still to come"
+    assert store.stats()["tables"]["t"]["steps"] == 0, "the second backward has not run yet"
     second.backward()
     assert rows(bag) == [-2.0, -2.0]
     assert store.stats()["tables"]["t"]["steps"] == 1
     assert tickets(store) == 0
 
 
-def test_a_second_loss_that_never_comes_does_not_keep_the_first(store: rowmill.Store) -> None:
+def test_a_missing_second_backward_does_not_lose_the_first(store: rowmill.Store) -> None:
     bag = bag_of(store)
     loss, unused = bag(IDS).sum(), bag(torch.tensor([[2]])).sum()
     loss.backward()
-    assert rows(bag) == [-1.0, -1.0], "reading applies what is there"
+    assert rows(bag) == [-1.0, -1.0], "reading applies the available gradients"
     del unused
     assert tickets(store) == 0
 
@@ -164,7 +164,7 @@ def test_a_second_backward_of_one_lookup_is_refused_outside_a_step(store: rowmil
     assert rows(bag) == [-1.0, -1.0]
 
 
-def test_an_explicit_step_applies_once_at_its_end(store: rowmill.Store) -> None:
+def test_an_explicit_step_updates_once_at_its_end(store: rowmill.Store) -> None:
     bag = bag_of(store)
     with store.step():
         for _ in range(3):
@@ -203,7 +203,7 @@ def test_backward_after_the_end_of_its_step_is_refused(store: rowmill.Store) -> 
     assert rows(bag) == [-1.0, -1.0]
 
 
-def test_recomputed_forwards_belong_to_their_step(store: rowmill.Store) -> None:
+def test_recomputed_forwards_belong_to_the_same_step(store: rowmill.Store) -> None:
     bag = bag_of(store, dim=4)
     plain = nn.EmbeddingBag(8, 4, mode="sum", _weight=torch.zeros(8, 4))
     with torch.no_grad():
@@ -248,7 +248,7 @@ actions = st.lists(
 
 @given(actions=actions, explicit=st.booleans())
 @settings(deadline=None, max_examples=60)
-def test_every_backward_counts_exactly_once(
+def test_every_backward_is_applied_exactly_once(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]], explicit: bool
 ) -> None:
     # Losses are linear in the rows and lr is 1. So a row ends at minus the number of backward passes
@@ -320,11 +320,13 @@ def test_another_worker_waits_for_a_row_until_it_is_updated(store: rowmill.Store
     thread.start()
     loss.backward()
     thread.join(timeout=60)
-    assert seen == [-2.0], "the waiting forward saw the update"
+    assert seen == [-2.0], "the waiting forward must see the update"
     assert store.stats()["clock_waits"] <= 2, "once per row at most"
 
 
-def test_a_worker_that_waits_too_long_is_told_who_holds_the_row(store: rowmill.Store) -> None:
+def test_the_error_after_a_long_wait_names_the_step_that_holds_the_row(
+    store: rowmill.Store,
+) -> None:
     bag = bag_of(store)
     loss = bag(IDS).sum()
     errors: list[str] = []
@@ -372,7 +374,7 @@ def test_two_workers_with_crossing_rows_finish(store: rowmill.Store) -> None:
     assert tickets(store) == 0
 
 
-def test_forwards_of_one_thread_are_steps_of_their_own(store: rowmill.Store) -> None:
+def test_each_forward_context_of_a_thread_is_its_own_step(store: rowmill.Store) -> None:
     bag = bag_of(store, bound=2)
     losses = []
     for _ in range(3):
@@ -396,7 +398,7 @@ def test_lookups_of_one_forward_are_one_step(store: rowmill.Store) -> None:
     assert tickets(store) == 0
 
 
-def test_a_forward_waits_for_the_update_that_its_bound_asks_for(store: rowmill.Store) -> None:
+def test_a_forward_waits_for_updates_required_by_its_bound(store: rowmill.Store) -> None:
     bag = bag_of(store)
     with store.forward():
         loss = bag(IDS).sum()
@@ -411,11 +413,11 @@ def test_a_forward_waits_for_the_update_that_its_bound_asks_for(store: rowmill.S
     thread.start()
     loss.backward()
     thread.join()
-    assert read == [-2.0], "the rows as the first step left them"
+    assert read == [-2.0], "the rows after the first step"
     assert tickets(store) == 0
 
 
-def test_a_forward_leaves_the_step_of_its_thread_alone(store: rowmill.Store) -> None:
+def test_a_forward_context_does_not_change_the_threads_current_step(store: rowmill.Store) -> None:
     bag, other = bag_of(store), bag_of(store, "other")
     first = bag(IDS).sum()
     with store.forward():
@@ -430,7 +432,7 @@ def test_a_forward_leaves_the_step_of_its_thread_alone(store: rowmill.Store) -> 
     assert rows(other) == [-1.0, -1.0]
 
 
-def test_a_forward_that_ends_with_nothing_to_update_holds_nothing(store: rowmill.Store) -> None:
+def test_a_forward_context_without_updates_holds_no_clock(store: rowmill.Store) -> None:
     bag = bag_of(store)
     with store.forward():
         pass
@@ -447,7 +449,7 @@ def test_a_forward_that_ends_with_nothing_to_update_holds_nothing(store: rowmill
         pass
 
 
-def test_a_checkpoint_may_be_made_while_threads_begin_steps(store: rowmill.Store) -> None:
+def test_a_checkpoint_can_be_made_while_threads_begin_steps(store: rowmill.Store) -> None:
     stop = threading.Event()
     failures: list[BaseException] = []
     many: list[object] = []  # Many objects, so that the garbage collector takes long.

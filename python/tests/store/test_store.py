@@ -41,12 +41,12 @@ def test_a_file_uri_names_the_same_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("uri", ["s3://bucket/store", "file://elsewhere/store"])
-def test_other_places_are_refused(uri: str) -> None:
+def test_other_uri_schemes_are_refused(uri: str) -> None:
     with pytest.raises(errors.InvalidInput, match=uri):
         rowmill.open(uri)
 
 
-def test_a_missing_store_is_not_made_unasked(tmp_path: Path) -> None:
+def test_a_missing_store_is_not_created_implicitly(tmp_path: Path) -> None:
     for options in ({"create": False}, {"read_only": True}):
         with pytest.raises(errors.StoreMissing, match="none"):
             rowmill.open(tmp_path / "none", memory="16MiB", **options)
@@ -61,7 +61,7 @@ def test_a_store_has_one_writer(tmp_path: Path) -> None:
         rowmill.open(tmp_path / "s", memory="16MiB")
 
 
-def test_readers_stand_beside_the_writer_at_its_checkpoint(tmp_path: Path) -> None:
+def test_readers_see_the_last_checkpoint_while_a_writer_works(tmp_path: Path) -> None:
     with rowmill.open(tmp_path / "s", memory="16MiB") as writer:
         table = writer.table("t", dim=1, optimizer=SGD(lr=1.0))
         table.put([1], [[2.0]])
@@ -74,7 +74,7 @@ def test_readers_stand_beside_the_writer_at_its_checkpoint(tmp_path: Path) -> No
                 seen.put([1], [[4.0]])
 
 
-def test_memory_too_small_says_how_much_is_needed(tmp_path: Path) -> None:
+def test_the_error_for_too_little_memory_says_how_much_is_needed(tmp_path: Path) -> None:
     with (
         rowmill.open(tmp_path / "s", memory="16MiB", row_memory="4KiB") as store,
         pytest.raises(errors.MemoryTooSmall, match=r"needs at least \d+ bytes"),
@@ -82,7 +82,7 @@ def test_memory_too_small_says_how_much_is_needed(tmp_path: Path) -> None:
         store.table("wide", dim=16, optimizer=SGD(lr=1.0))
 
 
-def test_a_table_is_opened_with_the_spec_it_was_made_with(store: rowmill.Store) -> None:
+def test_a_table_is_opened_with_its_stored_spec(store: rowmill.Store) -> None:
     store.table("t", dim=4, optimizer=SGD(lr=1.0))
     assert store.table("t", dim=4, optimizer=SGD(lr=1.0)) is store.open_table("t")
     with pytest.raises(errors.SpecMismatch, match=r"\"t\" has dim 4, not 8"):
@@ -124,7 +124,9 @@ def test_a_table_is_opened_with_the_spec_it_was_made_with(store: rowmill.Store) 
         ({"staleness_bound": 256}, "staleness_bound"),
     ],
 )
-def test_wrong_specs_are_named(store: rowmill.Store, change: dict[str, object], says: str) -> None:
+def test_invalid_specs_are_named(
+    store: rowmill.Store, change: dict[str, object], says: str
+) -> None:
     spec = {"dim": 4, "optimizer": SGD(lr=0.1), **change}
     with pytest.raises(errors.InvalidInput, match=says):
         store.table("t", **spec)  # pyright: ignore[reportArgumentType]
@@ -154,13 +156,13 @@ def test_wrong_specs_are_named(store: rowmill.Store, change: dict[str, object], 
         ),
     ],
 )
-def test_wrong_options_are_named(tmp_path: Path, call: Any, says: str) -> None:
+def test_invalid_options_are_named(tmp_path: Path, call: Any, says: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises((errors.InvalidInput, errors.MemoryTooSmall), match=says):
         call(tmp_path)
 
 
-def test_a_closed_store_says_so(tmp_path: Path) -> None:
+def test_calls_on_a_closed_store_are_errors(tmp_path: Path) -> None:
     store = rowmill.open(tmp_path / "s", memory="16MiB")
     table = store.table("t", dim=1, optimizer=SGD(lr=1.0))
     store.close()
@@ -179,7 +181,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
-def test_damaged_rows_are_an_error_and_never_data(saved: Path) -> None:
+def test_damaged_rows_are_an_error_and_never_returned(saved: Path) -> None:
     log = saved / "group-0.log"
     content = bytearray(log.read_bytes())
     # Damage the third byte of every weight in every block, so that every row is affected.
@@ -192,7 +194,7 @@ def test_damaged_rows_are_an_error_and_never_data(saved: Path) -> None:
         assert table.contains([0, 4999, 5000]).tolist() == [True, True, False]
 
 
-def test_a_store_of_a_newer_version_is_not_touched(saved: Path) -> None:
+def test_a_store_of_a_newer_version_is_not_changed(saved: Path) -> None:
     manifest = saved / "MANIFEST"
     newer = b"rowmill-manifest 9 00000000 0\n"
     manifest.write_bytes(newer)
@@ -208,7 +210,7 @@ def test_a_damaged_manifest_is_named(saved: Path) -> None:
         rowmill.open(saved, memory="16MiB")
 
 
-def test_a_store_nobody_uses_is_let_go(tmp_path: Path) -> None:
+def test_an_unreferenced_store_is_closed(tmp_path: Path) -> None:
     store = rowmill.open(tmp_path / "s", memory="16MiB")
     table = store.table("t", dim=1, optimizer=SGD(lr=1.0))
     assert store.open_table("t") is table
@@ -216,7 +218,7 @@ def test_a_store_nobody_uses_is_let_go(tmp_path: Path) -> None:
     rowmill.open(tmp_path / "s", memory="16MiB").close()
 
 
-def test_stats_count_and_metrics_name_the_tables(store: rowmill.Store) -> None:
+def test_stats_and_metrics_cover_the_tables(store: rowmill.Store) -> None:
     table = store.table("clicks", dim=2, optimizer=SGD(lr=1.0))
     table.get_or_init([1, 2, 2])
     stats = store.stats()
@@ -227,7 +229,7 @@ def test_stats_count_and_metrics_name_the_tables(store: rowmill.Store) -> None:
     assert "rowmill_feed_rows_total 0" in store.metrics()
 
 
-def test_a_prepared_checkpoint_holds_when_it_is_chosen(tmp_path: Path) -> None:
+def test_a_prepared_checkpoint_becomes_valid_when_it_is_chosen(tmp_path: Path) -> None:
     for chosen, weight in [(1, 1.0), (2, 2.0)]:
         folder = tmp_path / str(chosen)
         with rowmill.open(folder, memory="16MiB", at=0) as store:

@@ -25,7 +25,7 @@ def table(store: rowmill.Store) -> rowmill.Table:
     return store.table("t", dim=2, optimizer=SGD(lr=0.5), initializer=Constant(1.0))
 
 
-def test_what_comes_back_is_of_the_kind_that_was_asked_with(table: rowmill.Table) -> None:
+def test_results_have_the_array_type_of_the_ids(table: rowmill.Table) -> None:
     tensor = table.get(torch.tensor([[1, 2, 3]]))
     assert isinstance(tensor, torch.Tensor)
     assert (tensor.shape, tensor.dtype) == ((1, 3, 2), torch.float32)
@@ -44,7 +44,7 @@ def test_reading_unseen_ids_inserts_nothing(table: rowmill.Table) -> None:
     assert table.contains([7, 8]).tolist() == [True, False]
 
 
-def test_results_land_in_the_callers_memory(table: rowmill.Table) -> None:
+def test_results_are_written_into_the_callers_array(table: rowmill.Table) -> None:
     out = torch.full((2, 2), 9.0)
     assert table.get(torch.tensor([1, 2]), out=out) is out
     assert out.tolist() == [[1.0, 1.0]] * 2
@@ -53,7 +53,7 @@ def test_results_land_in_the_callers_memory(table: rowmill.Table) -> None:
     assert array.tolist() == [[1.0, 1.0]] * 2
 
 
-def test_all_64_bits_of_an_id_count(table: rowmill.Table) -> None:
+def test_ids_are_distinguished_by_all_64_bits(table: rowmill.Table) -> None:
     ids = np.array([0, 2**32, 2**63, 2**64 - 1], np.uint64)
     table.put(ids, np.arange(8, dtype=np.float32).reshape(4, 2))
     assert table.get(ids).reshape(-1).tolist() == list(range(8))
@@ -61,7 +61,7 @@ def test_all_64_bits_of_an_id_count(table: rowmill.Table) -> None:
     assert len(table) == 4
 
 
-def test_the_last_duplicate_of_a_put_stays_and_gradients_of_duplicates_add_up(
+def test_the_last_duplicate_of_a_put_wins_and_gradients_of_duplicates_are_summed(
     table: rowmill.Table,
 ) -> None:
     table.put([5, 5], np.array([[1, 1], [2, 2]], np.float32))
@@ -72,7 +72,7 @@ def test_the_last_duplicate_of_a_put_stays_and_gradients_of_duplicates_add_up(
     assert table.get([5]).tolist() == [[-1.0, -2.0]]
 
 
-def test_delete_returns_how_many_rows_there_were(table: rowmill.Table) -> None:
+def test_delete_returns_the_number_of_deleted_rows(table: rowmill.Table) -> None:
     table.get_or_init([1, 2, 3])
     assert table.delete([1, 1, 2, 9]) == 2
     assert (len(table), table.contains([1, 3]).tolist()) == (1, [False, True])
@@ -91,7 +91,7 @@ def test_scan_visits_every_row_once(table: rowmill.Table) -> None:
     assert (rows[order] == values.numpy()).all()
 
 
-def test_rows_are_born_from_seed_table_and_id_whatever_the_order(tmp_path: Any) -> None:
+def test_initial_values_depend_on_seed_table_and_id_only(tmp_path: Any) -> None:
     def rows(folder: str, seed: int, ids: list[int]) -> dict[int, list[float]]:
         with rowmill.open(tmp_path / folder, memory="16MiB", seed=seed) as store:
             table = store.table("t", dim=4, optimizer=SGD(lr=1.0), initializer=Uniform(-1.0, 1.0))
@@ -150,7 +150,7 @@ def test_state_can_be_read_and_set(store: rowmill.Store) -> None:
         (lambda t: t.lookahead([1], steps=0), "steps must be a whole number from 1"),
     ],
 )
-def test_wrong_arguments_are_named_and_change_nothing(
+def test_invalid_arguments_are_named_and_change_nothing(
     table: rowmill.Table, call: Any, says: str
 ) -> None:
     table.get_or_init([1])
@@ -169,7 +169,7 @@ def test_an_id_outside_a_dense_table_is_named(store: rowmill.Store) -> None:
     assert len(table) == 0
 
 
-def test_a_ticket_holds_rows_until_it_is_left(table: rowmill.Table) -> None:
+def test_a_ticket_holds_rows_until_it_ends(table: rowmill.Table) -> None:
     store = table.store
     with store.ticket() as one:
         table.get_or_init([1, 1], ticket=one)
@@ -193,7 +193,7 @@ def test_lookahead_changes_no_value(table: rowmill.Table) -> None:
     assert len(table) == 1
 
 
-def test_a_get_is_queued_until_the_row_it_owes_is_put(store: rowmill.Store) -> None:
+def test_a_queued_get_waits_for_the_update_of_a_held_row(store: rowmill.Store) -> None:
     table = store.table("owed", dim=2, optimizer=rowmill.optim.SGD(lr=1.0), staleness_bound=0)
     with store.ticket() as now, store.ticket() as coming:
         before = table.get_or_init(torch.tensor([1, 2]), ticket=now)
