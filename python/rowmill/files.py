@@ -1,8 +1,10 @@
-"""Errors of input and output files that name the file."""
+"""Errors of input and output files that name the file; files that are linked or made durable."""
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,9 @@ from rowmill.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
+
+# Why a file system makes no hard link: the target is on another one, it has no links, or the file has too many.
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextmanager
@@ -21,6 +26,16 @@ def writing(file: Path) -> Generator[None]:
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
         raise OSError(error.errno, why, str(file)) from None
+
+
+def link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Give a file a second name, or copy it where the file system makes no such link."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        shutil.copy2(source, target)
 
 
 def make_durable(folder: Path) -> None:

@@ -80,8 +80,9 @@ class SavedRun:
         names = files_of(described)
         if "config" not in names:
             raise CheckpointMissing(
-                f"the checkpoint in {folder} names no settings: it is not of `rowmill train`, or of an earlier "
-                "version; continue the run with --resume up to its next checkpoint, or train again"
+                f"the checkpoint in {folder} names no settings, because an earlier version wrote it, or a program other "
+                "than `rowmill train`: run the command that trained it again with --resume, and with a larger "
+                "--epochs if it was complete, then export its next checkpoint"
             )
         config = _config(read_run_file(folder, names["config"]))
         if config.train.task != "ctr":

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import tempfile
-from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from rowmill.errors import BundleExists, CannotExport, InvalidInput
-from rowmill.files import make_durable, sync_folder
+from rowmill.errors import CannotExport, InvalidInput
+from rowmill.files import link_or_copy
 from rowmill.nn import stored_modules
 from rowmill.partition.bundle import Bundle, save_program, write_manifest
 from rowmill.partition.capture import capture
 from rowmill.partition.named_lookup import named
+from rowmill.partition.new_bundle import bundle_folder, new_path
 from rowmill.partition.operators import Operators, name_of
 from rowmill.partition.placement import place
 from rowmill.partition.plan import NotNative, dtype_name, plan_of, shape_of
@@ -29,7 +26,9 @@ from rowmill.partition.rows import copy_store, store_weights
 from rowmill.partition.split import Part, Split, split
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Mapping, Sequence
+    import os
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
 
     from rowmill.partition.capture import Example, Pass
     from rowmill.partition.placement import Rule
@@ -73,6 +72,7 @@ def export(
     Raises:
         BundleExists: Something is at `out`.
         CannotExport: No graph can hold the module; names operator and source line.
+        OSError: The disk is full, or another failure of the system; names the path. Nothing is at `out` then.
     """
     if rule not in ("prism", "bytes"):
         raise InvalidInput(f'rule must be "bytes" or "prism", got {rule!r}')
@@ -90,32 +90,6 @@ def export(
         if transform is not None:
             (folder / "transform.json").write_text(json.dumps(transform) + "\n")
         return _write(folder, module, parts, examples, compile=compile, user=user, rows=rows)
-
-
-def new_path(out: str | os.PathLike[str]) -> Path:
-    """Where a bundle will be; raises `BundleExists` if something is there."""
-    path = Path(out)
-    if path.exists() or path.is_symlink():
-        raise BundleExists(f"{path} exists: remove it, or give another path")
-    return path
-
-
-@contextmanager
-def bundle_folder(path: Path) -> Generator[Path]:
-    """A folder that gets the name of a bundle when all is written, and is removed on an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        yield folder
-        folder.chmod(0o755)
-        make_durable(folder)
-        # A rename would replace an empty folder that appeared meanwhile.
-        new_path(path)
-        folder.rename(path)
-        sync_folder(path.parent)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def _write(
@@ -162,7 +136,7 @@ def _write(
         _write_rows(folder / "rows", module, matrices)
     else:
         # Links: the module still reads the files where they are.
-        shutil.copytree(rows, folder / "rows", copy_function=os.link)
+        shutil.copytree(rows, folder / "rows", copy_function=link_or_copy)
     _write_signature(folder / "signature.json", parts, user)
     tensors: dict[str, Tensor] = {}
     for number, example in enumerate(examples):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,11 +10,13 @@ from torch import Tensor, nn
 import rowmill
 from rowmill.ctr.rows import Columns
 from rowmill.ctr.saved_run import SavedRun
-from rowmill.partition.export import export, new_path
+from rowmill.partition.export import export
+from rowmill.partition.new_bundle import hidden_folder, new_path
 from rowmill.partition.transform import transform_of
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
     from rowmill.partition.placement import Rule
     from rowmill.store import Store
@@ -55,12 +55,17 @@ def export_run(
 
     Returns:
         What the caller should know of this bundle, a sentence each.
+
+    Raises:
+        BundleExists: Something is at `out`.
+        CheckpointMissing: The run has no checkpoint that can be exported; says how to make one.
+        OSError: The disk is full, or another failure of the system; names the path. Nothing is at `out` then.
     """
     path = new_path(out)
     saved = SavedRun.open(run)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        rows = Path(folder) / "rows"
+    # Beside the bundle, so that its files need no second copy there.
+    with hidden_folder(path) as folder:
+        rows = folder / "rows"
         saved.copy_rows(rows)
         with rowmill.open(rows, memory=saved.config.store.memory, read_only=True) as store:
             generator = torch.Generator().manual_seed(0)

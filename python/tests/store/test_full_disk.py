@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
+from python.tests.small_disk import small_disk
 from python.tests.warm import warm_python
 from rowmill import errors
 from rowmill.cli import main
@@ -22,7 +21,6 @@ from rowmill.ctr.data.generate import generate
 from rowmill.ctr.settings import GenerateConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
     from pathlib import Path
 
 # Fills a store until writing fails, opens it again, and prints errors and rows. Values of version k are all k.
@@ -75,39 +73,6 @@ for read_only in (True, False):
         again.append([len(table) == rows, np.unique(values).tolist(), store.attachment("version").decode()])
 print(json.dumps({"saved": saved, "first": first, "later": later, "again": again}))
 """
-
-
-@contextmanager
-def mounted(arguments: list[str], at: Path) -> Generator[Path]:
-    at.mkdir()
-    done = subprocess.run(["mount", *arguments, str(at)], capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(
-            f"no small disk: mounting needs rights this process lacks ({done.stderr.strip()})"
-        )
-    try:
-        yield at
-    finally:
-        # A closed store keeps its files open until it is garbage-collected, so unmount lazily.
-        subprocess.run(["umount", "--lazy", str(at)], check=True)
-
-
-@contextmanager
-def small_disk(kind: str, folder: Path, megabytes: int) -> Generator[Path]:
-    if shutil.which("mount") is None:
-        pytest.skip("no small disk: there is no mount command")
-    if kind == "tmpfs":
-        arguments = ["-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs"]
-    else:
-        if shutil.which("mkfs.ext4") is None:
-            pytest.skip("no small disk: there is no mkfs.ext4 command")
-        image = folder / "image"
-        with image.open("wb") as file:
-            file.truncate(megabytes << 20)
-        subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True, capture_output=True)
-        arguments = ["-o", "loop", str(image)]
-    with mounted(arguments, folder / "disk") as disk:
-        yield disk
 
 
 def fill(folder: Path, limit: int = 0) -> list[str]:
