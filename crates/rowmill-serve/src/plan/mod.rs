@@ -1,6 +1,6 @@
 //! The CPU plan: the CPU half of a model over a closed list of operators, without torch.
 //!
-//! `python/rowmill/partition/plan.py` has the list, and `plan_reference.py` the definition in torch. Results have its bits,
+//! `python/rowmill/partition/plan/format.py` has the list, and `plan_reference.py` the definition in torch. Results have its bits,
 //! except those of `log1p`, `sigmoid`, `softmax`, `sum` and `mean`, which are rounded once. Values are contiguous; those
 //! above 4 KiB lie in the arena, so that a plan's memory is bounded and its results are sent without a copy.
 

@@ -1,4 +1,4 @@
-//! The steps of a plan as its JSON has them; `python/rowmill/partition/plan.py` says what each means.
+//! The steps of a plan as its JSON has them; `python/rowmill/partition/plan/format.py` says what each means.
 
 use std::collections::HashMap;
 
