@@ -20,6 +20,7 @@ A file that a bundle does not need is absent.
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -56,7 +57,10 @@ def save_program(program: ExportedProgram, path: Path) -> dict[str, Tensor]:
     try:
         for name, value in kept.items():
             program.state_dict[name] = _without_data(value)
-        torch.export.save(program, path)
+        # Through memory: when the disk is full, torch's own writer of files ends the process.
+        content = io.BytesIO()
+        torch.export.save(program, content)
+        path.write_bytes(content.getvalue())
     finally:
         program.state_dict.update(kept)
     return state
