@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_are_aligned_zeroed_and_of_the_asked_length() {
+    fn buffers_are_aligned_zeroed_and_of_the_given_length() {
         for bytes in [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, 3 * BLOCK_BYTES + 7] {
             let mut buffer = AlignedBuffer::new(bytes);
             assert!(AlignedBuffer::is_aligned(&buffer));

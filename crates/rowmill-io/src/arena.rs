@@ -115,7 +115,7 @@ mod tests {
     use rowmill_splitmix::SplitMix64;
 
     #[test]
-    fn starts_agree_with_counting() {
+    fn starts_of_runs_equal_a_brute_force_search() {
         let mut seeded = SplitMix64::new(1);
         for _ in 0..2000 {
             let free = seeded.next_u64() | seeded.next_u64();
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn places_never_overlap_and_all_come_back() {
+    fn allocations_never_overlap_and_can_all_be_freed() {
         let mut seeded = SplitMix64::new(2);
         let mut arena = Arena::new();
         let mut taken: Vec<(Region, u8)> = Vec::new();

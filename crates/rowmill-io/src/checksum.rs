@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_the_definition() {
+    fn checksums_equal_the_definition() {
         let bytes: Vec<u8> = (0..4096_u32).map(|i| (i * 31 % 251) as u8).collect();
         for len in [0, 1, 7, 8, 512, 4095, 4096] {
             for address in [0, 1, u64::MAX] {
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn sees_a_flipped_bit_and_a_wrong_place() {
+    fn flipped_bits_and_wrong_addresses_are_detected() {
         let mut block = vec![0_u8; 4096];
         let good = checksum(&block, 9);
         assert_ne!(good, checksum(&block, 10));
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn the_value_on_disk_never_changes() {
+    fn stored_checksums_stay_valid() {
         // 0xE306_9283 is the published check value of CRC32C for the string "123456789".
         assert_eq!(crc32c(b"123456789"), 0xE306_9283);
         assert_eq!(checksum(b"123456789", 0), 0xB94F_23A0);

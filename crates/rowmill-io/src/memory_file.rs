@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn synced_bytes_survive_every_crash_and_others_survive_by_sectors() {
+    fn synced_bytes_survive_every_crash_and_unsynced_ones_survive_by_sectors() {
         let mut seen = Fates::default();
         let mut torn_inside_a_block = false;
         for seed in 0..200 {
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_truncation_that_is_lost_gives_the_old_content_back() {
+    fn a_lost_truncation_restores_the_old_content() {
         let (mut old, mut empty) = (0, 0);
         for seed in 0..100 {
             let mut file = MemoryFile::new(true);

@@ -115,26 +115,26 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_in_any_order_become_one_read() {
+    fn adjacent_spans_in_any_order_become_one_read() {
         let spans = [span(7, 1), span(3, 1), span(6, 1), span(9, 2), span(3, 1)];
         assert_eq!(runs(&spans), [(3, 1, vec![1, 4]), (6, 2, vec![0, 2]), (9, 2, vec![3])]);
     }
 
     #[test]
-    fn a_read_stays_within_the_bound() {
+    fn a_read_does_not_exceed_the_limit() {
         let spans: Vec<Span> = (0..20).map(|block| span(block, 1)).collect();
         assert_eq!(runs(&spans), [(0, 16, (0..16).collect()), (16, 4, (16..20).collect())]);
     }
 
     #[test]
-    fn a_wide_span_is_a_read_of_its_own() {
+    fn a_wide_span_is_read_alone() {
         let spans = [span(0, 1), span(1, 40), span(2, 1), span(41, 1)];
         assert_eq!(runs(&spans), [(0, 1, vec![0]), (1, 40, vec![1]), (2, 1, vec![2]), (41, 1, vec![3])],);
     }
 
     #[test]
     #[should_panic(expected = "whole blocks")]
-    fn a_crooked_span_is_the_callers_mistake() {
+    fn an_unaligned_span_panics() {
         ReadPlan::default().start(&[Span { offset: 1, bytes: BLOCK_BYTES }]);
     }
 }

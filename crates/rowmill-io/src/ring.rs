@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_do_without_registered_buffers_and_files() {
+    fn reads_work_without_registered_buffers_and_files() {
         let (_named, file) = numbered_file();
         for (without_buffers, without_files) in [(false, false), (false, true), (true, false), (true, true)] {
             let Some(mut ring) = ring() else { return };
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_fails_in_use_delivers_through_pread_and_is_given_up() {
+    fn a_failing_ring_is_replaced_by_pread() {
         let (_named, file) = numbered_file();
         let Some(mut ring) = ring() else { return };
         read_everything(&mut ring, &file).unwrap();
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn more_files_than_slots_take_turns() {
+    fn more_files_than_slots_share_the_slots() {
         let Some(mut ring) = ring() else { return };
         let files: Vec<_> = (0..40_u8)
             .map(|fill| {

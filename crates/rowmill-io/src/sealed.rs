@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_sealed_is_whole_and_nothing_else_is() {
+    fn only_intact_sealed_content_is_accepted() {
         let sealed = seal("letter", 3, b"hello");
         assert_eq!(sealed, b"letter 3 9a71bb4c 5\nhello");
         assert_eq!(unseal("letter", &sealed), Ok(Sealed { version: 3, content: b"hello", is_whole: true }));

@@ -11,7 +11,7 @@ use rowmill_testkit::disk_read_bytes;
 const BLOCKS: u64 = 1024;
 
 #[test]
-fn every_read_is_a_read_of_the_disk() {
+fn every_read_reaches_the_disk() {
     for choice in [IoChoice::Auto, IoChoice::Pread] {
         let folder = tempfile::tempdir().unwrap();
         let volume = DirectoryVolume::open(folder.path(), choice).unwrap();

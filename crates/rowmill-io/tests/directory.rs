@@ -11,7 +11,7 @@ use rowmill_io::{BLOCK_BYTES, DeviceError, DirectoryVolume, IoChoice, Span, Volu
 const LOCK_FOLDER: &str = "ROWMILL_TEST_LOCK_FOLDER";
 
 #[test]
-fn the_note_of_an_earlier_holder_is_written_over() {
+fn the_pid_of_an_earlier_holder_is_overwritten() {
     let folder = tempfile::tempdir().unwrap();
     let note = folder.path().join("LOCK");
     std::fs::write(&note, "123456789012345\n").unwrap();
@@ -27,7 +27,7 @@ fn the_note_of_an_earlier_holder_is_written_over() {
 
 /// Starts itself again as a second process, which holds the lock until its input ends.
 #[test]
-fn the_lock_of_another_process_is_seen_with_its_pid_and_ends_with_it() {
+fn the_lock_of_another_process_is_reported_with_its_pid_until_it_ends() {
     if let Ok(folder) = std::env::var(LOCK_FOLDER) {
         let volume = DirectoryVolume::open(Path::new(&folder), IoChoice::Auto).unwrap();
         let _held = volume.lock().unwrap();
@@ -38,7 +38,11 @@ fn the_lock_of_another_process_is_seen_with_its_pid_and_ends_with_it() {
     let folder = tempfile::tempdir().unwrap();
     let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
     let mut other = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "the_lock_of_another_process_is_seen_with_its_pid_and_ends_with_it", "--nocapture"])
+        .args([
+            "--exact",
+            "the_lock_of_another_process_is_reported_with_its_pid_until_it_ends",
+            "--nocapture",
+        ])
         .env(LOCK_FOLDER, folder.path())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -58,7 +62,7 @@ fn the_lock_of_another_process_is_seen_with_its_pid_and_ends_with_it() {
 }
 
 #[test]
-fn only_plain_names_are_taken() {
+fn only_plain_file_names_are_accepted() {
     let folder = tempfile::tempdir().unwrap();
     let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
     for name in ["", ".", "..", "a/b", "/etc/passwd", "LOCK"] {
@@ -74,7 +78,7 @@ fn only_plain_names_are_taken() {
 }
 
 #[test]
-fn a_directory_must_be_there_or_be_asked_for() {
+fn a_missing_directory_is_created_only_on_request() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a/b");
     assert!(matches!(DirectoryVolume::open(&path, IoChoice::Auto), Err(DeviceError::Missing { .. })));
@@ -85,7 +89,7 @@ fn a_directory_must_be_there_or_be_asked_for() {
 }
 
 #[test]
-fn a_full_disk_is_told_apart() {
+fn a_full_disk_has_its_own_error() {
     let folder = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink("/dev/full", folder.path().join("full")).unwrap();
     let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
@@ -99,7 +103,7 @@ fn a_full_disk_is_told_apart() {
 }
 
 #[test]
-fn a_file_cut_inside_a_block_fails_there_and_nowhere_else() {
+fn a_file_truncated_inside_a_block_fails_only_there() {
     for choice in [IoChoice::Auto, IoChoice::Pread] {
         let folder = tempfile::tempdir().unwrap();
         let volume = DirectoryVolume::open(folder.path(), choice).unwrap();
@@ -121,7 +125,7 @@ fn a_file_cut_inside_a_block_fails_there_and_nowhere_else() {
 }
 
 #[test]
-fn the_way_of_reading_is_told_with_its_reason_and_its_memory() {
+fn the_read_method_is_reported_with_reason_and_memory() {
     let folder = tempfile::tempdir().unwrap();
     let pread = DirectoryVolume::open(folder.path(), IoChoice::Pread).unwrap().describe();
     assert!(pread.starts_with("pread"), "{pread}");
@@ -133,7 +137,7 @@ fn the_way_of_reading_is_told_with_its_reason_and_its_memory() {
 }
 
 #[test]
-fn threads_beyond_the_rings_read_too_and_ended_threads_leave_theirs() {
+fn more_threads_than_rings_can_read_and_ended_threads_release_theirs() {
     const THREADS: usize = 80;
     let folder = tempfile::tempdir().unwrap();
     let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();

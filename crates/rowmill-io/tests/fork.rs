@@ -77,7 +77,7 @@ fn a_forked_child_does_not_hold_the_lock_of_the_folder() {
 }
 
 #[test]
-fn a_child_that_has_yet_to_close_its_copy_does_not_hold_the_lock() {
+fn a_child_with_an_open_copy_of_the_lock_file_does_not_hold_the_lock() {
     let folder = tempfile::tempdir().unwrap();
     let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
     let lock = volume.lock().unwrap();

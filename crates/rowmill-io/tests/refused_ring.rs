@@ -25,7 +25,7 @@ fn refuse_io_uring() -> bool {
 }
 
 #[test]
-fn a_refused_ring_is_told_and_pread_takes_over() {
+fn a_refused_ring_is_reported_and_pread_is_used() {
     if !refuse_io_uring() {
         eprintln!("skipped: this kernel accepts no system-call filter");
         return;

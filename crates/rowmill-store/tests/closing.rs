@@ -14,7 +14,7 @@ fn wide(store: &Arc<Store>) -> Table {
 }
 
 #[test]
-fn a_closed_store_gives_its_memory_back_while_it_is_still_held() {
+fn closing_a_store_frees_its_memory_while_references_exist() {
     const ROWS: u64 = 60_000;
     let volume = MemoryVolume::new();
     let options = StoreOptions { memory: 128 << 20, ..options(None) };

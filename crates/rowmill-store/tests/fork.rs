@@ -72,7 +72,7 @@ fn assert_forked<T>(result: Result<T, StoreError>) {
 }
 
 #[test]
-fn every_call_in_a_forked_child_fails_and_says_what_to_do() {
+fn every_call_in_a_forked_child_fails_with_the_fix() {
     let folder = tempfile::tempdir().unwrap();
     let (store, table) = open_folder(folder.path());
     let ticket = Arc::new(store.ticket().unwrap());
@@ -139,7 +139,7 @@ fn a_forked_child_opens_the_store_read_only() {
 
 /// While forking, threads of the parent and of the store hold locks.
 #[test]
-fn a_forked_child_ends_whatever_its_parent_is_doing() {
+fn a_forked_child_ends_during_any_call_of_its_parent() {
     let folder = tempfile::tempdir().unwrap();
     let (store, table) = open_folder(folder.path());
     let (stop, calls) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -181,7 +181,7 @@ fn a_forked_child_ends_whatever_its_parent_is_doing() {
 }
 
 #[test]
-fn the_last_owner_in_a_forked_child_writes_nothing() {
+fn dropping_the_last_reference_in_a_child_writes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let mut owned = Some(open_folder(folder.path()));
     in_child(|| drop(owned.take()));

@@ -147,7 +147,7 @@ fn too_small<T: std::fmt::Debug>(result: Result<T, StoreError>) -> (u64, String)
 }
 
 #[test]
-fn a_direct_index_beyond_the_budget_is_refused_and_one_within_it_charged() {
+fn a_direct_index_is_charged_to_the_budget_or_refused() {
     const ROWS: u64 = 100_000_000;
     let _turn = TURN.lock();
     let store = open(&MemoryVolume::new(), &options(64 << 20));
@@ -172,7 +172,7 @@ fn a_direct_index_beyond_the_budget_is_refused_and_one_within_it_charged() {
 }
 
 #[test]
-fn direct_indexes_share_the_budget_and_rows_make_room_for_them() {
+fn rows_are_evicted_to_make_room_for_direct_indexes() {
     const ROWS: u64 = 5_000_000;
     let _turn = TURN.lock();
     let store = open(&MemoryVolume::new(), &options(64 << 20));
@@ -247,7 +247,7 @@ fn blocks_read_are_disk_reads() {
 }
 
 #[test]
-fn a_checkpoint_writes_what_changed() {
+fn a_checkpoint_writes_only_changes() {
     const ROWS: u64 = 40_000;
     let _turn = TURN.lock();
     let store = open(&MemoryVolume::new(), &options(64 << 20));
@@ -290,7 +290,7 @@ fn put_narrow(table: &Table, ids: impl Iterator<Item = u64>, value: f32) {
 
 /// With a small budget, the index is loaded from its files in many batches.
 #[test]
-fn opening_in_batches_brings_the_last_state_into_an_index_of_its_size() {
+fn opening_in_batches_loads_the_last_state_into_an_index_of_its_size() {
     const ROWS: u64 = 150_000;
     let _turn = TURN.lock();
     let volume = MemoryVolume::new();
@@ -322,7 +322,7 @@ fn opening_in_batches_brings_the_last_state_into_an_index_of_its_size() {
 }
 
 #[test]
-fn an_index_larger_than_the_budget_is_refused_by_its_name() {
+fn an_index_larger_than_the_budget_is_refused_by_name() {
     let _turn = TURN.lock();
     let volume = MemoryVolume::new();
     {

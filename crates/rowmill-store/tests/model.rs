@@ -423,7 +423,7 @@ impl<'a> Case<'a> {
 }
 
 #[test]
-fn random_calls_answer_as_a_map_would() {
+fn random_calls_give_the_answers_of_a_map() {
     let seen = Seen::default();
     let config = ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() };
     let shapes =
@@ -453,7 +453,7 @@ fn random_calls_answer_as_a_map_would() {
 /// count says which. Replaying that many updates on the model gives the same rows. Nothing is evicted here.
 /// So if a checkpoint saves fewer rows than were dirty, updates appended the frozen versions of the others.
 #[test]
-fn updates_during_a_checkpoint_belong_to_the_next() {
+fn updates_during_a_checkpoint_belong_to_the_next_one() {
     const ROWS: u64 = 20_000;
     const ROUNDS: u64 = 12;
     let update = |table: &Table, ids: &[u64]| {

@@ -93,12 +93,12 @@ fn pass_with_threads(workload: Workload) {
 }
 
 #[test]
-fn every_row_has_a_history_in_a_memory_for_few() {
+fn histories_with_memory_for_few_rows_are_linearizable() {
     pass_with_threads(CROWDED);
 }
 
 #[test]
-fn every_row_has_a_history_in_several_shards() {
+fn histories_in_several_shards_are_linearizable() {
     pass_with_threads(SPREAD);
 }
 

@@ -59,7 +59,7 @@ fn row(put: u32, additions: &[(usize, u32)]) -> Content {
 }
 
 #[test]
-fn operations_that_overlap_may_have_any_order() {
+fn overlapping_operations_may_have_any_order() {
     for seen in [1, 2] {
         assert_good(None, &[(0, 9, put(1)), (1, 8, put(2)), (10, 11, Get(row(seen, &[])))]);
     }
@@ -71,7 +71,7 @@ fn operations_that_overlap_may_have_any_order() {
 }
 
 #[test]
-fn a_read_of_what_was_overwritten_is_flagged() {
+fn a_read_of_an_overwritten_value_is_flagged() {
     assert_bad(&[(0, 1, put(1)), (2, 3, put(2)), (4, 5, Get(row(1, &[])))]);
     // The first read has shown that the new value exists.
     assert_bad(&[
@@ -86,7 +86,7 @@ fn a_read_of_what_was_overwritten_is_flagged() {
 }
 
 #[test]
-fn a_read_of_what_is_yet_to_be_written_is_flagged() {
+fn a_read_of_a_value_not_yet_written_is_flagged() {
     assert_bad(&[(0, 1, Get(row(1, &[]))), (2, 3, put(1))]);
     assert_bad(&[(0, 1, Get(row(7, &[])))]);
 }
@@ -107,7 +107,7 @@ fn a_lost_addition_is_flagged() {
 }
 
 #[test]
-fn a_row_that_is_deleted_is_gone_and_told_so_once() {
+fn a_deleted_row_does_not_exist_and_only_one_delete_finds_it() {
     assert_good(None, &[(0, 1, put(1)), (2, 5, Delete(true)), (3, 6, Delete(false)), (7, 8, Get(NOTHING))]);
     assert_bad(&[(0, 1, put(1)), (2, 5, Delete(true)), (3, 6, Delete(true))]);
     assert_bad(&[(0, 1, put(1)), (2, 3, Delete(true)), (4, 5, Get(row(1, &[])))]);
@@ -125,7 +125,7 @@ fn a_row_that_is_deleted_is_gone_and_told_so_once() {
 }
 
 #[test]
-fn a_deleted_row_leaves_its_clock_to_no_other() {
+fn clocks_of_a_deleted_row_do_not_pass_to_a_new_one() {
     let (first, second) = ((0, 1, fetch(0, NOTHING)), (4, 5, fetch(1, NOTHING)));
     let deleted = (2, 3, Delete(true));
     for end in [release(0), Put { put: 1, step: Some(step(0)) }] {
@@ -144,7 +144,7 @@ fn a_deleted_row_leaves_its_clock_to_no_other() {
 }
 
 #[test]
-fn a_checkpoint_holds_the_row_as_it_was_at_some_instant() {
+fn a_checkpoint_holds_a_state_that_the_row_had() {
     let saved = |put, exists| Saved { content: row(put, &[]), exists };
     let history = |seen| [(0, 1, put(1)), (2, 7, seen), (3, 4, put(2)), (5, 6, put(3))];
     for number in 1..=3 {
@@ -191,7 +191,7 @@ fn a_report_names_the_thread_of_every_operation() {
 }
 
 #[test]
-fn weights_that_are_not_those_of_one_row_are_told_apart() {
+fn weights_of_mixed_versions_are_detected() {
     let content = row(12, &[(0, 3), (3, 7), (3, 8)]);
     assert_eq!(Content::from_weights(&content.to_weights()), content);
     for column in 0..DIM {

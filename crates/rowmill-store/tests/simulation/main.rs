@@ -117,7 +117,7 @@ fn schedules_keep_the_promise_with_threads() {
 }
 
 #[test]
-fn a_seed_repeats_to_the_bit() {
+fn a_seed_repeats_bit_for_bit() {
     for seed in (0..48).map(|number| number * 7919) {
         let run = || World::run(&Schedule::new(seed), false, false);
         let ((one, files), (other, files_again)) = (run(), run());

@@ -187,7 +187,7 @@ impl Case {
 }
 
 #[test]
-fn random_calls_admit_what_exact_counts_would() {
+fn random_calls_admit_the_ids_that_exact_counts_admit() {
     let config = ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() };
     for min_count in [2, 5] {
         let (refused, cold) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
@@ -210,7 +210,7 @@ fn random_calls_admit_what_exact_counts_would() {
 /// A refused id has no row, so its read holds no clock. The clock that another step took meanwhile must not
 /// be released.
 #[test]
-fn a_refused_read_gives_no_clock_of_another_step_back() {
+fn a_refused_read_releases_no_clock_of_another_step() {
     let store = open(&MemoryVolume::new(), &options(None));
     let table = store.table("t", &counting(2)).unwrap();
     let (mut row, gradient) = ([0.0; DIM], [1.0; DIM]);
@@ -230,7 +230,7 @@ fn a_refused_read_gives_no_clock_of_another_step_back() {
 }
 
 #[test]
-fn a_damaged_sketch_is_named_and_a_repair_counts_anew() {
+fn a_damaged_sketch_is_named_and_a_repair_restarts_counting() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path(), options(None)).unwrap();
     let table = store.table("t", &counting(2)).unwrap();
@@ -264,7 +264,7 @@ fn a_damaged_sketch_is_named_and_a_repair_counts_anew() {
 }
 
 #[test]
-fn wrong_admissions_are_named() {
+fn invalid_admission_options_are_named() {
     let store = open(&MemoryVolume::new(), &options(None));
     let with =
         |min_count, bytes| TableSpec { admission: Some(Admission { min_count, bytes }), ..counting(2) };

@@ -25,7 +25,7 @@ const SGD: OptimizerSpec = OptimizerSpec::Sgd { lr: 0.5 };
 const ADAGRAD: OptimizerSpec = OptimizerSpec::Adagrad { lr: 0.5, eps: 1e-10, initial_accumulator: 0.0 };
 
 #[test]
-fn a_row_is_born_the_same_whoever_asks_first() {
+fn initial_values_do_not_depend_on_the_call_that_creates_a_row() {
     let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(16 << 20)).unwrap();
     let table = store.table("t", &spec(16, SGD)).unwrap();
     let mut seen = vec![0.0; 32];
@@ -39,7 +39,7 @@ fn a_row_is_born_the_same_whoever_asks_first() {
 }
 
 #[test]
-fn gradients_of_a_repeated_id_add_up_once() {
+fn gradients_of_a_repeated_id_are_summed_into_one_update() {
     let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(16 << 20)).unwrap();
     let table = store.table("t", &TableSpec { initializer: Initializer::Zeros, ..spec(4, SGD) }).unwrap();
     table.rmw(&[1, 2, 1], &[1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0], None, None).unwrap();
@@ -49,7 +49,7 @@ fn gradients_of_a_repeated_id_add_up_once() {
 }
 
 #[test]
-fn rows_beyond_memory_come_back_from_the_device() {
+fn evicted_rows_are_read_back_from_the_device() {
     let folder = tempfile::tempdir().unwrap();
     let options = StoreOptions { row_memory: Some(1 << 20), ..options(16 << 20) };
     let store = Store::open(folder.path(), options).unwrap();
@@ -74,7 +74,7 @@ fn rows_beyond_memory_come_back_from_the_device() {
 }
 
 #[test]
-fn a_store_opens_where_its_last_checkpoint_was() {
+fn a_store_opens_at_its_last_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let ids: Vec<u64> = (0..5000).collect();
     let (mut saved, mut state) = (vec![0.0; 5000 * 16], vec![0.0; 5000 * 16]);
@@ -103,7 +103,7 @@ fn a_store_opens_where_its_last_checkpoint_was() {
 }
 
 #[test]
-fn an_index_larger_than_is_read_at_once_keeps_its_order() {
+fn an_index_read_in_several_pieces_keeps_its_order() {
     const ROWS: u64 = 120_000; // twice, and 16 MiB of memory let some 40,000 entries be read at once
     let volume = Arc::new(MemoryVolume::new());
     let ids: Vec<u64> = (0..ROWS).map(|id| id.wrapping_mul(0x9E37_79B9_7F4A_7C15)).collect();
@@ -137,7 +137,7 @@ fn an_index_larger_than_is_read_at_once_keeps_its_order() {
 }
 
 #[test]
-fn a_fused_lookup_is_the_sum_of_its_rows_and_its_backward_one_step() {
+fn a_fused_lookup_sums_rows_and_its_backward_is_one_step() {
     let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(16 << 20)).unwrap();
     let zero = TableSpec { initializer: Initializer::Zeros, ..spec(2, SGD) };
     let (a, b) = (store.table("a", &zero).unwrap(), store.table("b", &zero).unwrap());
@@ -158,7 +158,7 @@ fn a_fused_lookup_is_the_sum_of_its_rows_and_its_backward_one_step() {
 }
 
 #[test]
-fn evaluation_pools_what_a_lookup_pools_and_makes_no_rows() {
+fn evaluation_pools_like_a_lookup_and_creates_no_rows() {
     const BAGS: usize = 6000;
     let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(16 << 20)).unwrap();
     let (a, b) = (store.table("a", &spec(16, SGD)).unwrap(), store.table("b", &spec(16, SGD)).unwrap());
@@ -182,7 +182,7 @@ fn evaluation_pools_what_a_lookup_pools_and_makes_no_rows() {
 }
 
 #[test]
-fn dense_tables_are_evaluated_as_they_are_looked_up() {
+fn evaluation_of_dense_tables_equals_their_lookup() {
     const BAGS: usize = 3000;
     const ROWS: u64 = 5000;
     let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(16 << 20)).unwrap();
@@ -212,7 +212,7 @@ fn dense_tables_are_evaluated_as_they_are_looked_up() {
 }
 
 #[test]
-fn a_backward_finds_rows_whose_entries_moved_since_the_lookup() {
+fn a_backward_finds_rows_whose_index_entries_moved_since_the_lookup() {
     let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(32 << 20)).unwrap();
     let table = store.table("t", &TableSpec { initializer: Initializer::Zeros, ..spec(2, SGD) }).unwrap();
     let ids: Vec<u64> = (0..3000).collect();
@@ -270,7 +270,7 @@ fn a_closed_store_writes_nothing_when_it_is_dropped() {
 }
 
 #[test]
-fn checkpoints_that_meet_a_close_write_nothing_once_the_folder_is_given_up() {
+fn checkpoints_during_a_close_write_nothing_after_the_folder_is_unlocked() {
     for _ in 0..20 {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path(), options(16 << 20)).unwrap();
@@ -317,7 +317,7 @@ fn bag<'a>(ids: &'a [u64], offsets: &'a [i64]) -> IdBag<'a> {
 /// Numbers of tickets, groups and rows have another meaning in another store. Once a ticket of another store
 /// released clocks that steps of this store held.
 #[test]
-fn what_belongs_to_another_store_is_refused() {
+fn tables_tickets_and_lookups_of_another_store_are_refused() {
     let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let [store, other] = folders.each_ref().map(|path| Store::open(path.path(), options(16 << 20)).unwrap());
     let [table, foreign] = [&store, &other].map(|store| store.table("t", &spec(4, SGD)).unwrap());
@@ -378,7 +378,7 @@ fn what_belongs_to_another_store_is_refused() {
 }
 
 #[test]
-fn features_of_one_table_with_different_rates_are_refused() {
+fn features_of_one_table_with_different_learning_rates_are_refused() {
     let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(16 << 20)).unwrap();
     let zeros = TableSpec { initializer: Initializer::Zeros, ..spec(4, SGD) };
     let [one, two] = ["one", "two"].map(|name| store.table(name, &zeros).unwrap());
@@ -430,7 +430,7 @@ fn a_stride_that_wraps_around_is_refused() {
 }
 
 #[test]
-fn more_ids_than_can_be_numbered_are_refused() {
+fn too_many_ids_in_one_call_are_refused() {
     let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(16 << 20)).unwrap();
     let table = store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(4, SGD) }).unwrap();
     // One array for all features: 2^31 ids without the memory for them.

@@ -31,7 +31,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn what_is_put_is_read_rounded_to_the_nearest() {
+fn put_values_are_rounded_to_the_nearest() {
     let store = in_memory();
     let table = store.table("t", &bf16(spec(4, SGD))).unwrap();
     // Between 1 and 1 + 2^-7: nearer to the lower, nearer to the upper, and in the middle, twice.
@@ -75,7 +75,7 @@ fn an_existing_table_keeps_its_dtype() {
 /// Each step is a hundredth of the gap between two bf16 weights. With rounding to nearest, no weight would
 /// ever change.
 #[test]
-fn small_steps_add_up() {
+fn stochastic_rounding_lets_small_steps_add_up() {
     let store = in_memory();
     let spec = TableSpec { initializer: Initializer::Constant { value: 1.0 }, ..narrow_spec() };
     let table = store.table("t", &spec).unwrap();
@@ -95,7 +95,7 @@ fn small_steps_add_up() {
 /// A run that is reopened at its checkpoint and continued is bit-identical to an uninterrupted run. A run
 /// with another seed is not.
 #[test]
-fn a_run_that_goes_on_rounds_as_one_that_never_ended() {
+fn a_reopened_run_rounds_like_an_uninterrupted_one() {
     let folder = MemoryVolume::new();
     let ids: Vec<u64> = (0..1000).collect();
     let steps = |store: &Arc<Store>, from: u64, to: u64| {

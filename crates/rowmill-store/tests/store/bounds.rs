@@ -64,7 +64,7 @@ impl Volume for Meddling {
 }
 
 #[test]
-fn a_reader_that_checkpoints_outrun_stops_trying() {
+fn a_reader_gives_up_if_checkpoints_are_made_too_fast() {
     /// A writer that makes more checkpoints than this shows that the reader never stops retrying.
     const CHECKPOINTS_MAX: u64 = 500;
     let volume = MemoryVolume::new();
@@ -103,7 +103,7 @@ fn ticket(store: &Arc<Store>) -> Arc<Ticket> {
 }
 
 #[test]
-fn gets_beyond_the_number_that_may_wait_are_refused() {
+fn more_queued_gets_than_the_limit_are_refused() {
     const FAR_TOO_MANY: usize = 100_000;
     // With this much memory, the limit on the number of gets applies, not the limit on their bytes.
     let options = StoreOptions { wait_deadline: LATE, memory: 128 << 20, ..options(None) };
@@ -128,7 +128,7 @@ fn gets_beyond_the_number_that_may_wait_are_refused() {
 }
 
 #[test]
-fn gets_of_more_rows_than_may_wait_are_refused() {
+fn queued_gets_of_more_rows_than_the_limit_are_refused() {
     let store = open(&MemoryVolume::new(), &StoreOptions { wait_deadline: LATE, ..options(None) });
     let table = store.table("t", &spec(128, SGD)).unwrap();
     let ticket = ticket(&store);
@@ -180,7 +180,7 @@ impl Device for Stuck {
 }
 
 #[test]
-fn a_queued_get_is_waited_for_until_the_deadline_of_the_store() {
+fn waiting_for_a_queued_get_ends_at_the_stores_deadline() {
     const DEADLINE: Duration = Duration::from_millis(100);
     let gate = Arc::new(Mutex::new(()));
     let of_logs = Arc::clone(&gate);

@@ -179,7 +179,7 @@ fn told(changes: &Changes, batch: usize) -> BTreeMap<String, (BTreeSet<u64>, BTr
 }
 
 #[test]
-fn only_what_was_written_or_deleted_is_told() {
+fn changes_list_only_written_and_deleted_rows() {
     let store = open(&MemoryVolume::new(), &small(0));
     let table = store.table("a", &spec(30, SGD)).unwrap();
     let ids: Vec<u64> = (0..4000).collect();
@@ -215,7 +215,7 @@ fn only_what_was_written_or_deleted_is_told() {
 }
 
 #[test]
-fn a_checkpoint_too_old_or_yet_to_come_is_refused_with_numbers() {
+fn changes_from_unknown_checkpoints_are_refused_with_numbers() {
     let volume = MemoryVolume::new();
     let store = open(&volume, &StoreOptions { history: 0, ..small(0) });
     assert!(matches!(store.changes(0).unwrap_err(), StoreError::NoCheckpoint { .. }));
@@ -236,7 +236,7 @@ fn a_checkpoint_too_old_or_yet_to_come_is_refused_with_numbers() {
 }
 
 #[test]
-fn history_is_bounded_by_bytes_and_lists() {
+fn history_is_limited_by_bytes_and_number_of_lists() {
     let volume = MemoryVolume::new();
     let store = open(&volume, &StoreOptions { history: 40 << 10, ..small(0) });
     let table = store.table("a", &spec(4, SGD)).unwrap();
@@ -256,7 +256,7 @@ fn history_is_bounded_by_bytes_and_lists() {
 }
 
 #[test]
-fn lists_without_rows_end_as_well() {
+fn the_number_of_empty_lists_is_limited_too() {
     let volume = MemoryVolume::new();
     let store = open(&volume, &small(0));
     let table = store.table("a", &spec(4, SGD)).unwrap();
@@ -270,7 +270,7 @@ fn lists_without_rows_end_as_well() {
 }
 
 #[test]
-fn a_copy_without_its_history_says_so() {
+fn the_error_for_missing_history_says_so() {
     let volume = MemoryVolume::new();
     let store = open(&volume, &small(0));
     let table = store.table("a", &spec(30, SGD)).unwrap();
@@ -289,7 +289,7 @@ fn a_copy_without_its_history_says_so() {
 }
 
 #[test]
-fn a_damaged_list_is_an_error_and_nothing_is_told() {
+fn a_damaged_list_is_an_error_before_any_change_is_returned() {
     let volume = MemoryVolume::new();
     let store = open(&volume, &small(0));
     let table = store.table("a", &spec(30, SGD)).unwrap();
@@ -306,7 +306,7 @@ fn a_damaged_list_is_an_error_and_nothing_is_told() {
 }
 
 #[test]
-fn a_writer_that_goes_on_is_noticed() {
+fn a_writer_that_makes_checkpoints_meanwhile_is_detected() {
     let volume = MemoryVolume::new();
     let store = open(&volume, &small(0));
     let table = store.table("a", &spec(30, SGD)).unwrap();

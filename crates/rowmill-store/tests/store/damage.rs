@@ -54,7 +54,7 @@ fn read_all(folder: &Path) -> Result<bool, StoreError> {
 }
 
 #[test]
-fn damaged_files_are_refused_by_name_and_never_read_as_data() {
+fn damaged_files_are_refused_by_name_and_never_returned_as_rows() {
     let original = tempfile::tempdir().unwrap();
     fill(original.path());
     assert!(read_all(original.path()).unwrap());
@@ -119,7 +119,7 @@ fn damaged_files_are_refused_by_name_and_never_read_as_data() {
 }
 
 #[test]
-fn a_file_that_is_gone_is_named() {
+fn a_missing_file_is_named() {
     let folder = tempfile::tempdir().unwrap();
     fill(folder.path());
     let manifest = std::fs::read_to_string(folder.path().join("MANIFEST")).unwrap();
@@ -173,7 +173,7 @@ fn a_folder_is_written_by_one_store_at_a_time() {
 /// A reader reads its checkpoint while the writer makes new ones. Once the space of that checkpoint is
 /// reused, reads return an error that says to reopen the store, and never rows of another checkpoint.
 #[test]
-fn a_reader_whose_checkpoint_was_replaced_is_told_so() {
+fn a_reader_of_a_replaced_checkpoint_gets_an_error_that_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(Some(96 << 10));
     let store = Store::open(folder.path(), options.clone()).unwrap();
@@ -307,7 +307,7 @@ fn a_full_device_refuses_writes_and_keeps_reads_and_the_checkpoint() {
 }
 
 #[test]
-fn a_failed_sync_poisons_and_the_previous_checkpoint_stays() {
+fn a_failed_sync_poisons_the_store_and_keeps_the_previous_checkpoint() {
     for fault in [Fault::SyncError, Fault::RenameError] {
         let (volume, options, model) = faulty();
         {
@@ -326,7 +326,7 @@ fn a_failed_sync_poisons_and_the_previous_checkpoint_stays() {
 }
 
 #[test]
-fn reads_that_fail_or_lie_are_told_and_other_rows_read_on() {
+fn failed_and_corrupted_reads_are_errors_and_other_rows_can_be_read() {
     let (volume, options, model) = faulty();
     let store = open(&volume, &options);
     let table = store.open_table("t").unwrap();
@@ -363,7 +363,7 @@ fn reads_that_fail_or_lie_are_told_and_other_rows_read_on() {
 }
 
 #[test]
-fn numbers_that_are_not_finite_change_nothing() {
+fn nan_and_infinite_arguments_change_nothing() {
     let store = open(&MemoryVolume::new(), &options(None));
     let table = store.table("t", &bound(0)).unwrap();
     let mut model = Model::new(bound(0), 0);
@@ -394,7 +394,7 @@ fn numbers_that_are_not_finite_change_nothing() {
 type Change = fn(&mut TableSpec);
 
 #[test]
-fn a_table_opens_only_as_it_was_made() {
+fn a_table_opens_only_with_its_stored_spec() {
     let store = open(&MemoryVolume::new(), &options(None));
     let made = spec(4, ADAGRAD);
     store.table("t", &made).unwrap();
@@ -447,7 +447,7 @@ fn ids_outside_a_dense_table_are_refused_everywhere() {
 }
 
 #[test]
-fn wrong_lengths_are_refused_with_the_right_one() {
+fn errors_for_wrong_lengths_name_the_right_one() {
     let store = open(&MemoryVolume::new(), &options(None));
     let table = store.table("t", &bound(0)).unwrap();
     let refuse = |result: Result<(), StoreError>| match result.unwrap_err() {
@@ -468,7 +468,7 @@ fn wrong_lengths_are_refused_with_the_right_one() {
 }
 
 #[test]
-fn a_closed_store_says_so() {
+fn calls_on_a_closed_store_fail() {
     let store = open(&MemoryVolume::new(), &options(None));
     let table = store.table("t", &bound(0)).unwrap();
     let ticket = store.ticket().unwrap();
@@ -515,7 +515,7 @@ fn a_reader_refuses_every_change() {
 }
 
 #[test]
-fn steps_that_never_end_are_bounded() {
+fn the_number_of_open_steps_is_limited() {
     let store = open(&MemoryVolume::new(), &options(None));
     let mut tickets = Vec::new();
     let error = loop {
@@ -532,7 +532,7 @@ fn steps_that_never_end_are_bounded() {
 }
 
 #[test]
-fn too_little_memory_says_how_much_is_enough() {
+fn the_error_for_too_little_memory_names_the_sufficient_amount() {
     let volume = MemoryVolume::new();
     let tiny = StoreOptions { memory: 1 << 20, ..options(None) };
     let message = Store::open_volume(Arc::new(volume.clone()), tiny).unwrap_err().to_string();
@@ -555,7 +555,7 @@ fn too_little_memory_says_how_much_is_enough() {
 /// The index of created rows grows until the budget cannot hold it. The result is an error with the
 /// sufficient budget; the process does not exceed its budget.
 #[test]
-fn an_index_beyond_the_budget_is_refused_and_rows_read_on() {
+fn an_index_beyond_the_budget_is_refused_and_rows_can_still_be_read() {
     let options = StoreOptions { memory: 16 << 20, wait_deadline: Duration::from_secs(1), ..options(None) };
     let store = open(&MemoryVolume::new(), &options);
     let table = store.table("t", &TableSpec { dim: 1, ..four_floats() }).unwrap();

@@ -72,7 +72,7 @@ fn deleted(changes: &Changes) -> BTreeSet<u64> {
 }
 
 #[test]
-fn changes_and_the_feed_tell_of_rows_that_went_and_copies_go_on_as_the_store() {
+fn copies_from_changes_and_from_the_feed_evict_like_the_store() {
     for rule in RULES {
         println!("{rule:?}");
         let small = SmallStore::new(&evicting(rule), Some(FeedOptions::default()));
@@ -128,7 +128,7 @@ fn changes_and_the_feed_tell_of_rows_that_went_and_copies_go_on_as_the_store() {
 }
 
 #[test]
-fn what_a_table_has_counted_survives_a_restart() {
+fn counters_of_a_table_survive_a_restart() {
     for rule in RULES {
         let mut small = SmallStore::new(&evicting(rule), None);
         train(&small.store, &small.table, 1..35);

@@ -224,7 +224,7 @@ impl Case {
 }
 
 #[test]
-fn random_calls_evict_what_a_map_would() {
+fn random_calls_evict_the_rows_that_a_map_evicts() {
     let config = ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() };
     for (rule, every) in [
         (EvictionRule::TtlSteps { steps: 4 }, 0),
@@ -265,7 +265,7 @@ fn random_calls_evict_what_a_map_would() {
 }
 
 #[test]
-fn a_row_that_a_step_holds_stays_until_its_clock_is_given_back() {
+fn a_row_held_by_a_step_stays_until_its_clock_is_released() {
     let store = open(&MemoryVolume::new(), &options(None));
     let table = store.table("t", &evicting(EvictionRule::LeastFrequent { max_rows: 1 }, 0)).unwrap();
     table.rmw(&[1, 2, 3], &[1.0; 3 * DIM], None, None).unwrap();
@@ -281,7 +281,7 @@ fn a_row_that_a_step_holds_stays_until_its_clock_is_given_back() {
 }
 
 #[test]
-fn an_evicted_row_is_born_again_as_it_was_first() {
+fn an_evicted_row_is_created_again_with_its_initial_value() {
     let store = open(&MemoryVolume::new(), &options(None));
     let table = store.table("t", &evicting(EvictionRule::TtlSteps { steps: 1 }, 0)).unwrap();
     let read = || {
@@ -300,7 +300,7 @@ fn an_evicted_row_is_born_again_as_it_was_first() {
 }
 
 #[test]
-fn rows_that_live_by_event_time_need_one() {
+fn eviction_by_event_time_needs_an_event_time() {
     let store = open(&MemoryVolume::new(), &options(None));
     let table = store.table("t", &evicting(EvictionRule::TtlSeconds { seconds: 60 }, 0)).unwrap();
     assert_eq!(table.evict().unwrap(), NONE, "there is no row");
@@ -335,7 +335,7 @@ fn rows_that_live_by_event_time_need_one() {
 }
 
 #[test]
-fn wrong_uses_are_named() {
+fn errors_of_invalid_calls() {
     let volume = MemoryVolume::new();
     let store = open(&volume, &options(None));
     let plain = store.table("plain", &spec(DIM as u32, SGD)).unwrap();

@@ -117,7 +117,7 @@ fn a_feed_that_panics_poisons_the_store() {
 }
 
 #[test]
-fn a_lookahead_that_panics_poisons_the_store_and_has_nothing_pending() {
+fn a_lookahead_that_panics_poisons_the_store_and_leaves_nothing_pending() {
     in_time(|| {
         let (store, table, armed) = panicking(Call::DeviceRead, "rowmill-lookahead", false);
         armed.store(true, SeqCst);
@@ -134,7 +134,7 @@ fn a_lookahead_that_panics_poisons_the_store_and_has_nothing_pending() {
 }
 
 #[test]
-fn gets_of_a_queue_that_panicked_fail() {
+fn queued_gets_fail_after_the_queue_panicked() {
     in_time(|| {
         let (store, table, armed) = panicking(Call::DeviceRead, "rowmill-queue", false);
         armed.store(true, SeqCst);
@@ -217,7 +217,7 @@ fn errors_of_files_name_operation_and_path() {
 }
 
 #[test]
-fn a_call_under_way_writes_nothing_once_the_store_is_closed() {
+fn a_running_call_writes_nothing_after_the_store_is_closed() {
     in_time(|| {
         let (closed, late) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let (seen, counted) = (Arc::clone(&closed), Arc::clone(&late));

@@ -126,7 +126,7 @@ impl Trained {
 }
 
 #[test]
-fn a_copy_is_the_store_after_every_round_cut_and_restart() {
+fn a_copy_equals_the_store_after_every_round_cut_and_restart() {
     let (mut rollbacks, mut evictions, mut deletes) = (0, 0, 0);
     for seed in 0..15 {
         println!("seed {seed}");
@@ -175,7 +175,7 @@ fn a_copy_is_the_store_after_every_round_cut_and_restart() {
 }
 
 #[test]
-fn who_has_a_copy_of_a_checkpoint_follows_from_there() {
+fn a_follower_with_a_copy_of_a_checkpoint_starts_there() {
     let mut rng = Rng64::new(1);
     let mut trained = Trained::new();
     for _ in 0..10 {
@@ -194,7 +194,7 @@ fn who_has_a_copy_of_a_checkpoint_follows_from_there() {
 }
 
 #[test]
-fn the_thread_publishes_what_nobody_asks_it_to() {
+fn the_thread_publishes_without_a_call() {
     let volume = MemoryVolume::new();
     let store = open(&volume, &StoreOptions { background: Background::Threads, ..publishing(0) });
     let shared: Arc<dyn Volume> = Arc::new(volume.clone());
@@ -218,7 +218,7 @@ fn the_thread_publishes_what_nobody_asks_it_to() {
 }
 
 #[test]
-fn rows_no_thread_tears() {
+fn concurrent_updates_do_not_tear_published_rows() {
     const ROWS: u64 = 64;
     let volume = MemoryVolume::new();
     let feed = Some(FeedOptions { interval: Duration::from_millis(1), ..FeedOptions::default() });
@@ -271,7 +271,7 @@ fn segments(volume: &MemoryVolume) -> Vec<String> {
 }
 
 #[test]
-fn a_torn_frame_is_waited_for_and_passed_over_after_a_restart() {
+fn a_torn_frame_is_waited_for_and_skipped_after_a_restart() {
     let mut rng = Rng64::new(2);
     let mut trained = Trained::new();
     let mut copy = Follower::default();
@@ -312,7 +312,7 @@ fn a_torn_frame_is_waited_for_and_passed_over_after_a_restart() {
 }
 
 #[test]
-fn a_damaged_frame_is_an_error_and_never_a_row() {
+fn a_damaged_frame_is_an_error_and_gives_no_row() {
     let mut rng = Rng64::new(3);
     let mut trained = Trained::new();
     trained.change(&mut rng);
@@ -346,7 +346,7 @@ fn a_damaged_frame_is_an_error_and_never_a_row() {
 }
 
 #[test]
-fn who_falls_behind_is_told_to_start_again_and_the_feed_stays_small() {
+fn a_follower_that_falls_behind_must_restart_and_the_feed_stays_small() {
     let mut rng = Rng64::new(4);
     let volume = MemoryVolume::new();
     let shared: Arc<dyn Volume> = Arc::new(volume.clone());
@@ -381,7 +381,7 @@ fn who_falls_behind_is_told_to_start_again_and_the_feed_stays_small() {
 }
 
 #[test]
-fn changes_that_were_not_published_break_the_feed() {
+fn unpublished_changes_break_the_feed() {
     let mut rng = Rng64::new(5);
     let mut trained = Trained::new();
     trained.change(&mut rng);
@@ -400,7 +400,7 @@ fn changes_that_were_not_published_break_the_feed() {
 }
 
 #[test]
-fn frames_that_only_a_follower_has_are_noticed() {
+fn frames_that_only_a_follower_has_are_detected() {
     // Power fails: the end of the feed is lost, but a follower elsewhere has read it.
     let mut rng = Rng64::new(6);
     let mut trained = Trained::new();
@@ -422,7 +422,7 @@ fn frames_that_only_a_follower_has_are_noticed() {
 }
 
 #[test]
-fn a_table_that_was_made_after_the_checkpoint_is_taken_back() {
+fn a_rollback_removes_tables_created_after_the_checkpoint() {
     let mut trained = Trained::new();
     trained.checkpoint();
     let mut copy = Follower { checkpoint: 1, ..Follower::default() };

@@ -42,7 +42,7 @@ fn rows(ids: std::ops::Range<u64>, value: f32) -> HashMap<(String, u64), Vec<f32
 }
 
 #[test]
-fn rows_that_wait_are_bounded_and_followers_start_again_from_a_checkpoint() {
+fn waiting_rows_are_limited_and_followers_restart_from_a_checkpoint() {
     let volume = MemoryVolume::new();
     let shared: Arc<dyn Volume> = Arc::new(volume.clone());
     let store = open(&volume, &publishing());
@@ -92,7 +92,7 @@ fn rows_that_wait_are_bounded_and_followers_start_again_from_a_checkpoint() {
 }
 
 #[test]
-fn deleted_ids_wait_within_the_bound_as_well() {
+fn the_limit_on_waiting_rows_includes_deleted_ids() {
     let store = open(&MemoryVolume::new(), &publishing());
     let table = store.table("t", &spec(DIM as u32, SGD)).unwrap();
     for first in (0..70_000).step_by(5000) {
@@ -110,7 +110,7 @@ fn deleted_ids_wait_within_the_bound_as_well() {
 }
 
 #[test]
-fn a_full_disk_is_said_once_and_the_feed_goes_on_from_a_checkpoint() {
+fn a_full_disk_is_reported_once_and_the_feed_restarts_at_a_checkpoint() {
     let memory = MemoryVolume::new();
     let volume = FaultyVolume::new(Arc::new(memory.clone()), 1);
     let shared: Arc<dyn Volume> = Arc::new(volume.clone());

@@ -167,7 +167,7 @@ fn damage(files: &mut Files, rng: &mut Rng64) -> String {
 }
 
 #[test]
-fn a_clean_store_is_clean_and_a_repair_leaves_it_alone() {
+fn a_clean_store_passes_and_a_repair_changes_nothing() {
     let files = original(true);
     for kind in [".snapshot", ".delta", ".log", "attachment-"] {
         assert!(files.keys().any(|name| name.contains(kind)), "no {kind} among {:?}", files.keys());
@@ -187,7 +187,7 @@ fn a_clean_store_is_clean_and_a_repair_leaves_it_alone() {
 }
 
 #[test]
-fn every_row_of_a_damaged_store_is_kept_to_the_bit_or_listed() {
+fn every_row_of_a_damaged_store_is_unchanged_or_listed() {
     let originals = [original(false), original(true)];
     let wholes = originals.each_ref().map(|files| content(&memory_of(files)));
     let chosen = std::env::var(SEED_VARIABLE).ok().map(|seed| seed.parse::<u64>().unwrap());
@@ -231,7 +231,7 @@ fn every_row_of_a_damaged_store_is_kept_to_the_bit_or_listed() {
 
 /// Power fails at every change that a repair makes, one after the other.
 #[test]
-fn a_repair_that_is_cut_short_loses_nothing_it_could_keep() {
+fn an_interrupted_repair_loses_no_intact_row() {
     let mut files = original(true);
     let log = files.get_mut("group-0.log").unwrap();
     log[5000] ^= 1;
@@ -261,7 +261,7 @@ fn a_repair_that_is_cut_short_loses_nothing_it_could_keep() {
 }
 
 #[test]
-fn what_cannot_be_read_or_is_in_use_is_refused_and_stays_as_it_is() {
+fn stores_that_are_unreadable_or_in_use_are_refused_and_not_changed() {
     let files = original(true);
     let volume = memory_of(&files);
     let store = Store::open_volume(Arc::clone(&volume), store_options()).unwrap();
@@ -292,7 +292,7 @@ fn repair_manifest(files: &Files) -> (Arc<dyn Volume>, Result<FsckReport, StoreE
 }
 
 #[test]
-fn another_manifest_takes_the_place_of_a_damaged_one_if_all_it_names_is_proven() {
+fn a_damaged_manifest_is_replaced_by_another_if_its_files_are_intact() {
     let files = original(true);
     let whole = content(&memory_of(&files));
     let manifest = files["MANIFEST"].clone();
@@ -371,7 +371,7 @@ fn a_copy_of_an_old_manifest_is_refused_once_its_files_are_reused() {
 
 /// An index with correct checksums that gives one row to two ids.
 #[test]
-fn an_entry_that_names_the_row_of_another_is_dropped() {
+fn an_index_entry_with_the_row_of_another_id_is_dropped() {
     let mut files = original(true);
     let whole = content(&memory_of(&files));
     let delta = files.get_mut("index-5.delta").unwrap();

@@ -26,14 +26,14 @@ fn in_turns() -> (Arc<Store>, Table) {
 }
 
 #[test]
-fn rows_announced_for_a_step_that_only_gets_leave_when_it_is_over() {
+fn rows_announced_for_a_step_of_gets_are_released_at_its_end() {
     announced_rows_leave_when_their_step_is_over(|_, table, id, row, ticket| {
         table.get_in_step(&[id], row, ticket).unwrap();
     });
 }
 
 #[test]
-fn rows_announced_for_a_step_that_only_evaluates_leave_when_it_is_over() {
+fn rows_announced_for_an_evaluation_step_are_released_at_its_end() {
     announced_rows_leave_when_their_step_is_over(|store, table, id, row, ticket| {
         let bag = IdBag { ids: &[id], offsets: &[0, 1], weights: None, padding: None, pooling: Pooling::Sum };
         store.evaluate(&[(table, bag)], row, 128, Some(ticket)).unwrap();
@@ -65,7 +65,7 @@ fn announced_rows_leave_when_their_step_is_over(read_one: ReadOne) {
 }
 
 #[test]
-fn a_row_wanted_by_a_later_step_too_is_kept_beyond_its_first_read() {
+fn a_row_announced_for_two_steps_stays_in_memory_after_the_first() {
     let store = open(&MemoryVolume::new(), &options(Some(1 << 20)));
     let table =
         store.table("t", &TableSpec { staleness: StalenessBound::Infinite, ..spec(128, SGD) }).unwrap();
@@ -94,7 +94,7 @@ fn a_row_wanted_by_a_later_step_too_is_kept_beyond_its_first_read() {
 }
 
 #[test]
-fn rows_in_memory_are_kept_for_announcements_that_wait_behind_others() {
+fn rows_in_memory_are_kept_for_waiting_announcements() {
     let (store, table) = in_turns();
     put_numbered(&table, 0, 20_000);
     let wanted: Vec<u64> = (0..200).collect();
@@ -124,7 +124,7 @@ fn rows_in_memory_are_kept_for_announcements_that_wait_behind_others() {
 }
 
 #[test]
-fn announcements_without_room_wait_for_it_and_no_row_is_read_twice() {
+fn announcements_wait_for_room_and_no_row_is_read_twice() {
     let (store, table) = in_turns();
     put_numbered(&table, 0, STEPS * AHEAD + 4000);
     for step in 0..STEPS {
@@ -151,7 +151,7 @@ fn announcements_without_room_wait_for_it_and_no_row_is_read_twice() {
 }
 
 #[test]
-fn a_row_read_for_a_step_stays_for_a_later_one_whose_announcement_waits() {
+fn a_row_of_a_step_stays_for_a_later_step_with_a_waiting_announcement() {
     let (store, table) = in_turns();
     put_numbered(&table, 0, 20_000);
     let wanted: Vec<u64> = (0..200).collect();
@@ -180,7 +180,7 @@ fn a_row_read_for_a_step_stays_for_a_later_one_whose_announcement_waits() {
 }
 
 #[test]
-fn announcements_wait_for_nothing_while_every_row_is_in_memory() {
+fn announcements_do_not_wait_while_all_rows_are_in_memory() {
     let (store, table) = in_turns();
     put_numbered(&table, 0, 100);
     let announce = || {
@@ -215,7 +215,7 @@ fn fewest_reads(steps: &[Vec<u64>], memory: usize, from: usize) -> u64 {
 }
 
 #[test]
-fn however_far_ahead_steps_are_announced_few_more_rows_are_read_than_must_be() {
+fn reads_are_close_to_the_minimum_at_any_lookahead_distance() {
     const ROWS: u64 = 6000;
     const COUNT: usize = 150;
     const FROM: usize = 50;
@@ -256,7 +256,7 @@ fn however_far_ahead_steps_are_announced_few_more_rows_are_read_than_must_be() {
 
 /// Slots of deleted rows stay occupied until another row needs them, but must not count as rows in memory.
 #[test]
-fn rows_are_brought_in_although_many_others_were_deleted() {
+fn rows_are_prefetched_after_many_others_were_deleted() {
     let (store, table) = in_turns();
     put_numbered(&table, 0, 20_000);
     // Fewer rows are left than memory has slots, and most of them are cold.

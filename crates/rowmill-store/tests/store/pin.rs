@@ -58,7 +58,7 @@ fn copy(pinned: &PinnedCheckpoint, folder: &Path) -> Result<(), StoreError> {
 }
 
 #[test]
-fn a_pinned_checkpoint_stays_while_later_ones_come_and_go() {
+fn a_pinned_checkpoint_survives_later_checkpoints() {
     let (folder, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut rng = Rng64::new(1);
     let store = open_folder(folder.path(), false);
@@ -112,7 +112,7 @@ fn damage_is_not_copied() {
 }
 
 #[test]
-fn only_a_checkpoint_that_nobody_else_replaces_is_pinned() {
+fn pinning_needs_a_checkpoint_and_no_other_writer() {
     let folder = tempfile::tempdir().unwrap();
     let store = open_folder(folder.path(), false);
     let error = store.pin_checkpoint().unwrap_err();
@@ -130,7 +130,7 @@ fn only_a_checkpoint_that_nobody_else_replaces_is_pinned() {
 }
 
 #[test]
-fn a_pinned_checkpoint_outlives_its_store_and_keeps_the_folder() {
+fn a_pinned_checkpoint_outlives_its_store_and_keeps_the_folder_locked() {
     let (folder, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut rng = Rng64::new(3);
     let store = open_folder(folder.path(), false);
@@ -157,7 +157,7 @@ fn a_pinned_checkpoint_outlives_its_store_and_keeps_the_folder() {
 }
 
 #[test]
-fn pinning_while_the_store_closes_keeps_the_folder_or_fails() {
+fn pinning_during_a_close_keeps_the_folder_locked_or_fails() {
     let volume = MemoryVolume::new();
     let mut pinned_in_time = 0;
     for _ in 0..100 {
@@ -181,7 +181,7 @@ fn pinning_while_the_store_closes_keeps_the_folder_or_fails() {
 }
 
 #[test]
-fn openings_that_make_checkpoints_are_the_lineage() {
+fn the_lineage_lists_openings_that_made_checkpoints() {
     let folder = tempfile::tempdir().unwrap();
     let mut lineages = Vec::new();
     for checkpoints in [2, 0, 1] {
@@ -199,7 +199,7 @@ fn openings_that_make_checkpoints_are_the_lineage() {
 }
 
 #[test]
-fn a_folder_that_a_restore_did_not_finish_is_no_store() {
+fn a_folder_with_an_unfinished_restore_is_not_a_store() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join(RESTORING), b"{}").unwrap();
     for read_only in [false, true] {

@@ -42,7 +42,7 @@ fn content(store: &Arc<Store>) -> Vec<f32> {
 }
 
 #[test]
-fn both_checkpoints_are_whole_until_one_is_chosen() {
+fn both_checkpoints_are_intact_until_one_is_chosen() {
     let mut rng = Rng64::new(1);
     for chosen in [1, 2] {
         let volume = MemoryVolume::new();
@@ -94,7 +94,7 @@ fn both_checkpoints_are_whole_until_one_is_chosen() {
 }
 
 #[test]
-fn a_prepared_checkpoint_pins_nothing_that_is_written_after_it() {
+fn a_prepared_checkpoint_does_not_pin_later_writes() {
     // Reopened at one of the two after a crash, or committed.
     for chosen in [Some(1), Some(2), None] {
         let volume = MemoryVolume::crashable();
@@ -145,7 +145,7 @@ fn a_prepared_checkpoint_pins_nothing_that_is_written_after_it() {
 }
 
 #[test]
-fn followers_come_to_the_checkpoint_that_holds() {
+fn followers_reach_the_chosen_checkpoint() {
     for chosen in [1, 2] {
         let volume = MemoryVolume::new();
         let shared: Arc<dyn Volume> = Arc::new(volume.clone());
@@ -177,7 +177,7 @@ fn followers_come_to_the_checkpoint_that_holds() {
 }
 
 #[test]
-fn a_commit_makes_the_prepared_checkpoint_the_last() {
+fn a_commit_makes_the_prepared_checkpoint_the_last_one() {
     let volume = MemoryVolume::new();
     // Memory for groups that are created later.
     let store = open(&volume, &options(None));
@@ -209,7 +209,7 @@ fn a_commit_makes_the_prepared_checkpoint_the_last() {
 }
 
 #[test]
-fn a_repair_leaves_a_store_in_doubt_alone() {
+fn a_repair_refuses_a_store_in_doubt() {
     let volume = MemoryVolume::new();
     let store = reopen(&volume, None).unwrap();
     train(&store, &mut Rng64::new(3));
@@ -294,7 +294,7 @@ fn figures(stores: &[Arc<Store>]) -> Vec<Figures> {
 }
 
 #[test]
-fn shares_of_any_number_of_ranks_are_all_rows_once() {
+fn shares_of_any_number_of_ranks_cover_every_row_once() {
     let mut rng = Rng64::new(4);
     let whole = make(&specs());
     for round in 0..40 {

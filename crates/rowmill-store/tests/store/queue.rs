@@ -34,7 +34,7 @@ fn add_one(table: &Table, ids: &[u64], ticket: &Ticket) {
 /// One thread always has the next two gets queued while it owes a put. Each update must still see all earlier
 /// ones.
 #[test]
-fn a_worker_reads_ahead_while_it_owes_a_put() {
+fn a_worker_may_queue_gets_before_its_put() {
     const STEPS: usize = 300;
     let store = store(LATE);
     let table = store.table("t", &bound(0)).unwrap();
@@ -72,7 +72,7 @@ fn a_worker_reads_ahead_while_it_owes_a_put() {
 /// Regression: a get behind another one in the queue blocked a younger step, which held a row that the front
 /// get needed. All three waited until the deadline.
 #[test]
-fn a_get_behind_another_keeps_nobody_waiting() {
+fn a_queued_get_does_not_block_younger_steps() {
     const PAUSE: Duration = Duration::from_millis(4);
     // The case needs two shards: of every eight rows, one is in the first shard and two are in the second.
     let store = open(&MemoryVolume::new(), &StoreOptions { wait_deadline: LATE, ..options(Some(80 << 10)) });
@@ -102,7 +102,7 @@ fn a_get_behind_another_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_queued_get_is_ready_once_the_row_was_put_and_gives_its_clock_back() {
+fn a_queued_get_is_ready_after_the_put_and_releases_its_clock() {
     let store = store(LATE);
     let table = store.table("t", &zeros(0)).unwrap();
     let (first, second) = (ticket(&store), ticket(&store));
@@ -138,7 +138,7 @@ fn gets_of_one_step_are_served_in_their_order_and_take_a_clock_once() {
 
 /// Regression: each thread found that the step held no row, so every clock was taken twice and released once.
 #[test]
-fn threads_of_one_step_that_ask_for_the_same_rows_take_each_clock_once() {
+fn threads_of_one_step_with_the_same_rows_take_each_clock_once() {
     const ROUNDS: u64 = 40;
     let ids: Vec<u64> = (0..40).collect();
     for steps in [0, 2] {
@@ -190,7 +190,7 @@ fn threads_of_one_step_that_ask_for_the_same_rows_take_each_clock_once() {
 /// Regression: one call of a step overwrote what another call of it had taken before it waited. A circle
 /// through that call was not detected, and all waited until the deadline.
 #[test]
-fn a_circle_through_one_of_two_waiting_calls_is_seen() {
+fn a_deadlock_through_one_of_two_waiting_calls_is_detected() {
     const PAUSE: Duration = Duration::from_millis(4);
     // Several shards: other calls wait for rows that a call has taken in earlier shards.
     let store = open(&MemoryVolume::new(), &StoreOptions { wait_deadline: LATE, ..options(Some(1 << 20)) });
@@ -223,7 +223,7 @@ fn a_circle_through_one_of_two_waiting_calls_is_seen() {
 }
 
 #[test]
-fn a_wait_that_is_too_long_names_row_and_holder() {
+fn the_error_of_a_long_wait_names_row_and_holder() {
     let store = store(Duration::from_millis(100));
     let table = store.table("t", &zeros(0)).unwrap();
     let holder = ticket(&store);
@@ -239,7 +239,7 @@ fn a_wait_that_is_too_long_names_row_and_holder() {
 }
 
 #[test]
-fn of_two_steps_that_wait_in_the_queue_for_each_other_the_younger_gives_way() {
+fn of_two_queued_steps_in_a_deadlock_the_younger_gives_way() {
     let store = store(LATE);
     let table = store.table("t", &zeros(0)).unwrap();
     let (old, young) = (ticket(&store), ticket(&store));
@@ -253,7 +253,7 @@ fn of_two_steps_that_wait_in_the_queue_for_each_other_the_younger_gives_way() {
 }
 
 #[test]
-fn a_get_that_was_given_up_leaves_nothing_behind() {
+fn an_abandoned_get_releases_everything() {
     let store = store(LATE);
     let table = store.table("t", &zeros(0)).unwrap();
     let holder = ticket(&store);
@@ -270,7 +270,7 @@ fn a_get_that_was_given_up_leaves_nothing_behind() {
 }
 
 #[test]
-fn closing_the_store_ends_what_is_queued() {
+fn closing_the_store_ends_queued_gets() {
     let store = store(LATE);
     let table = store.table("t", &zeros(0)).unwrap();
     let holder = ticket(&store);
@@ -284,7 +284,7 @@ fn closing_the_store_ends_what_is_queued() {
 
 /// Workers that read ahead over overlapping rows: each put is owed while the next get is queued.
 #[test]
-fn workers_that_all_read_ahead_finish() {
+fn workers_with_queued_gets_finish() {
     const ROUNDS: u64 = 200;
     let store = store(LATE);
     let table = store.table("t", &zeros(0)).unwrap();

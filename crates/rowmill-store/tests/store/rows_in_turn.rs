@@ -91,18 +91,18 @@ fn compare(scale: u64, row_memory: Option<u64>) {
 }
 
 #[test]
-fn rows_of_many_tables_are_those_of_each_and_take_one_step() {
+fn one_call_for_many_tables_equals_calls_per_table_and_one_step() {
     compare(9, None);
     compare(4000, None);
 }
 
 #[test]
-fn rows_that_do_not_fit_into_memory_are_read_in_pieces() {
+fn rows_larger_than_memory_are_read_in_pieces() {
     compare(4000, Some(1 << 20));
 }
 
 #[test]
-fn rows_that_were_never_born_are_evaluated_and_not_made() {
+fn evaluation_returns_initial_values_and_creates_no_rows() {
     let (store, tables) = open(None);
     let (_, alone) = open(None);
     let ids = asked(5);
@@ -115,7 +115,7 @@ fn rows_that_were_never_born_are_evaluated_and_not_made() {
 }
 
 #[test]
-fn the_gradients_of_distinct_rows_are_what_came() {
+fn gradients_of_distinct_rows_are_applied_unchanged() {
     let (store, tables) = open(None);
     let ids = asked(5);
     let mut out = vec![0.0; 55 * DIM];
@@ -133,7 +133,7 @@ fn the_gradients_of_distinct_rows_are_what_came() {
 }
 
 #[test]
-fn wrong_lengths_and_gradients_name_what_is_wrong() {
+fn errors_name_wrong_lengths_and_gradients() {
     let (store, tables) = open(None);
     let ids = asked(5);
     let (times, mut out) = (times(&ids), vec![0.0; 55 * DIM]);

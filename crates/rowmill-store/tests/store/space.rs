@@ -48,7 +48,7 @@ fn moved_per_change(dim: u32) -> f64 {
 }
 
 #[test]
-fn ends_of_blocks_that_no_row_fits_into_are_no_reason_to_clean() {
+fn unused_ends_of_blocks_do_not_trigger_cleaning() {
     let (whole, with_ends) = (moved_per_change(256), moved_per_change(208));
     assert!(whole > 0.1, "nothing is cleaned: {whole}");
     assert!(
@@ -58,7 +58,7 @@ fn ends_of_blocks_that_no_row_fits_into_are_no_reason_to_clean() {
 }
 
 #[test]
-fn rows_that_change_in_memory_are_no_reason_to_clean() {
+fn rows_changed_in_memory_do_not_trigger_cleaning() {
     let (store, table) = cleaned_in_turns(256, 32 << 20);
     let put = |ids: &[u64]| {
         table.put(ids, &vec![1.0; ids.len() * 256], None).unwrap();
@@ -114,7 +114,7 @@ fn fill(store: &Store, table: &Table, from: u64) -> (u64, StoreError) {
 }
 
 #[test]
-fn a_group_without_row_places_refuses_new_rows_and_works_on() {
+fn a_group_without_row_places_refuses_new_rows_and_keeps_working() {
     let volume = MemoryVolume::new();
     let (store, table) = short_of_places(&volume);
     let (rows, error) = fill(&store, &table, 0);
@@ -182,7 +182,7 @@ fn change_scattered(store: &Store, table: &Table, rows: u64, round: u64) -> Resu
 }
 
 #[test]
-fn cleaning_makes_room_for_checkpoints_where_row_places_are_short() {
+fn cleaning_frees_row_places_for_checkpoints() {
     let (store, table) = short_of_places(&MemoryVolume::new());
     let (rows, _) = fill(&store, &table, 0);
     let before = store.stats().rows_compacted;
@@ -194,7 +194,7 @@ fn cleaning_makes_room_for_checkpoints_where_row_places_are_short() {
 }
 
 #[test]
-fn a_checkpoint_without_places_is_refused_before_it_begins() {
+fn a_checkpoint_without_row_places_is_refused_before_it_begins() {
     let volume = MemoryVolume::new();
     let (store, table) = short_of_places(&volume);
     let (rows, _) = fill(&store, &table, 0);
@@ -214,7 +214,7 @@ fn a_checkpoint_without_places_is_refused_before_it_begins() {
 }
 
 #[test]
-fn a_checkpoint_returns_when_what_it_freed_is_given_back() {
+fn a_checkpoint_returns_after_its_freed_space_is_released() {
     let row_memory = Some(4 << 20);
     let options =
         StoreOptions { memory: 32 << 20, row_memory, threads: 1, seed: SEED, ..StoreOptions::default() };
@@ -240,7 +240,7 @@ fn a_checkpoint_returns_when_what_it_freed_is_given_back() {
 }
 
 #[test]
-fn writers_clean_when_no_other_thread_does() {
+fn writers_clean_if_no_other_thread_does() {
     let (store, table) = cleaned_in_turns(256, 4 << 20);
     let values = vec![1.0; 400 * 256];
     let all: Vec<u64> = (0..ROWS).collect();

@@ -43,7 +43,7 @@ fn pooled(store: &Arc<Store>, table: &Table, id: u64) -> Vec<f32> {
 /// Training with equal gradients gives bit-identical weights and state as 32-bit rows and uses as many bytes.
 /// Memory holds a part of the rows, and the store is reopened at a checkpoint.
 #[test]
-fn training_leaves_the_bits_of_32_bit_rows() {
+fn training_is_bit_identical_to_32_bit_rows() {
     for optimizer in [SGD, ROWWISE_ADAGRAD, ADAGRAD] {
         let folders = [MemoryVolume::new(), MemoryVolume::new()];
         let specs = [spec(DIM as u32, optimizer), split_bf16(spec(DIM as u32, optimizer))];
@@ -76,7 +76,7 @@ fn training_leaves_the_bits_of_32_bit_rows() {
 }
 
 #[test]
-fn a_lookup_sees_the_upper_halves_and_a_get_all_bits() {
+fn a_lookup_returns_upper_halves_and_a_get_all_bits() {
     let store = open(&MemoryVolume::new(), &options(None));
     let table = store.table("t", &split_bf16(spec(DIM as u32, SGD))).unwrap();
     let values: Vec<f32> = (0..DIM).map(|column| 1.0 + column as f32 / 1000.0).collect();
@@ -98,7 +98,7 @@ fn a_lookup_sees_the_upper_halves_and_a_get_all_bits() {
 
 /// For training reads and evaluations, with more cold rows than one call may hold in memory at once.
 #[test]
-fn bags_pooled_as_bfloat16_are_those_of_32_bits_rounded() {
+fn bags_pooled_as_bfloat16_are_rounded_32_bit_bags() {
     let rounded = |values: &[f32]| {
         let mut halves = vec![0; values.len()];
         rowmill_kernels::narrow(values, &mut halves);

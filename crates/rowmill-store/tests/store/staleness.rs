@@ -84,7 +84,7 @@ fn without_a_bound_no_clock_is_kept() {
 }
 
 #[test]
-fn a_step_takes_the_clock_of_a_row_once_however_often_it_reads() {
+fn a_step_takes_the_clock_of_a_row_once_for_all_reads() {
     let store = store(SOON);
     let (a, b) = (store.table("a", &bound(0)).unwrap(), store.table("b", &bound(0)).unwrap());
     for _ in 0..3 {
@@ -106,7 +106,7 @@ fn a_step_takes_the_clock_of_a_row_once_however_often_it_reads() {
 }
 
 #[test]
-fn more_gets_than_four_bits_count_are_counted() {
+fn more_gets_than_fit_into_four_bits_are_counted() {
     let store = store(SOON);
     let table = store.table("t", &bound(40)).unwrap();
     for _ in 0..2 {
@@ -133,7 +133,7 @@ fn more_gets_than_four_bits_count_are_counted() {
 /// Regression: a step whose row was deleted released the clock of the new row with that id, which another
 /// step held.
 #[test]
-fn a_step_gives_back_only_the_clock_of_the_row_it_read() {
+fn a_step_releases_only_the_clock_of_the_row_it_read() {
     let ends: [fn(&Table, Ticket); 3] = [
         |table, ticket| table.put(&[7], &[1.0; 4], Some(&ticket)).unwrap(),
         |table, ticket| add_one(table, &[7], Some(&ticket)).unwrap(),
@@ -169,7 +169,7 @@ fn a_step_gives_back_only_the_clock_of_the_row_it_read() {
 }
 
 #[test]
-fn a_step_whose_rows_were_deleted_holds_nothing_of_them() {
+fn a_step_holds_no_clocks_of_deleted_rows() {
     let store = store(SOON);
     let table = store.table("t", &bound(0)).unwrap();
     let bag = IdBag { ids: &[7, 8], offsets: &[0, 2], weights: None, padding: None, pooling: Pooling::Sum };
@@ -188,7 +188,7 @@ fn a_step_whose_rows_were_deleted_holds_nothing_of_them() {
 
 /// The step holds the clock of the deleted row. It takes the clock of the new row like any other step.
 #[test]
-fn a_step_that_reads_a_deleted_row_again_takes_the_clock_of_the_new_one() {
+fn a_step_that_reads_a_recreated_row_takes_its_clock() {
     let store = store(SOON);
     let table = store.table("t", &bound(0)).unwrap();
     let [first, second, third] = [(); 3].map(|()| store.ticket().unwrap());
@@ -212,7 +212,7 @@ fn a_step_that_reads_a_deleted_row_again_takes_the_clock_of_the_new_one() {
 }
 
 #[test]
-fn a_wait_that_is_too_long_says_for_what_and_whom() {
+fn the_error_of_a_long_wait_names_row_and_step() {
     let store = store(SOON);
     store.table("first", &bound(0)).unwrap();
     let table = store.table("clicks", &bound(0)).unwrap();
@@ -233,7 +233,7 @@ fn a_wait_that_is_too_long_says_for_what_and_whom() {
 /// Regression: each attempt to take all rows took the clocks of some, released them, and so woke the same
 /// step again.
 #[test]
-fn a_step_that_waits_sleeps_and_is_counted_once() {
+fn a_waiting_step_sleeps_and_is_counted_once() {
     let store = store(SOON);
     let table = store.table("t", &bound(0)).unwrap();
     let holder = store.ticket().unwrap();
@@ -264,7 +264,7 @@ fn evaluation_neither_takes_clocks_nor_waits_for_them() {
 }
 
 #[test]
-fn a_step_that_failed_leaves_no_clock_behind() {
+fn a_failed_step_releases_its_clocks() {
     let volume = FaultyVolume::new(Arc::new(MemoryVolume::new()), 1);
     let options = StoreOptions { wait_deadline: SOON, ..options(Some(96 << 10)) };
     let store = open(&volume, &options);
@@ -313,7 +313,7 @@ fn a_step_that_failed_leaves_no_clock_behind() {
 /// Bound 0 is bulk-synchronous for every shape of the pipeline. Each update must see all earlier ones, so a
 /// row updated n times must equal exactly n updates of its first value.
 #[test]
-fn three_stages_at_bound_zero_train_as_one() {
+fn three_pipeline_stages_at_bound_zero_train_like_one() {
     const STEPS: usize = 300;
     let store = store(LATE);
     let table = store.table("t", &bound(0)).unwrap();
@@ -358,7 +358,7 @@ fn three_stages_at_bound_zero_train_as_one() {
 }
 
 #[test]
-fn several_lookups_then_their_updates_in_one_step() {
+fn several_lookups_and_then_their_updates_are_one_step() {
     let store = store(LATE);
     let spec = zeros(bound(0));
     let table = store.table("t", &spec).unwrap();
@@ -382,7 +382,7 @@ fn several_lookups_then_their_updates_in_one_step() {
 }
 
 #[test]
-fn a_call_that_all_threads_share_changes_each_row_once_and_gives_every_clock_back() {
+fn a_call_over_all_threads_updates_each_row_once_and_releases_every_clock() {
     const IDS: u64 = 10_000;
     let store = store(SOON);
     let table = store.table("t", &zeros(bound(0))).unwrap();
@@ -408,7 +408,7 @@ fn a_call_that_all_threads_share_changes_each_row_once_and_gives_every_clock_bac
 }
 
 #[test]
-fn one_call_each_never_waits_in_a_circle() {
+fn steps_of_one_call_never_deadlock() {
     const ROUNDS: u64 = 300;
     let store = store(LATE);
     let tables = ["a", "b"].map(|name| store.table(name, &zeros(bound(0))).unwrap());
@@ -445,7 +445,7 @@ fn one_call_each_never_waits_in_a_circle() {
 }
 
 #[test]
-fn of_two_steps_that_wait_for_each_other_the_younger_gives_way() {
+fn of_two_steps_in_a_deadlock_the_younger_gives_way() {
     let store = store(LATE);
     let table = store.table("t", &zeros(bound(0))).unwrap();
     let barrier = Barrier::new(2);
@@ -479,7 +479,7 @@ fn of_two_steps_that_wait_for_each_other_the_younger_gives_way() {
 
 /// Many workers with several calls per step. A step starts over when it has to give way.
 #[test]
-fn steps_of_several_calls_finish_by_starting_over() {
+fn steps_of_several_calls_finish_by_retrying() {
     const ROUNDS: u64 = 60;
     let store = store(LATE);
     let table = store.table("t", &zeros(bound(0))).unwrap();

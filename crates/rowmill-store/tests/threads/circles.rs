@@ -94,7 +94,7 @@ fn meet(calls: u64, first: impl Fn(&mut Rng64) + Sync, others: &[&(dyn Fn(&mut R
 }
 
 #[test]
-fn two_callers_that_evaluate_on_eight_threads_end() {
+fn two_evaluating_callers_with_eight_threads_end() {
     let (store, table) = store(8);
     let evaluate = |rng: &mut Rng64| Batch::new().evaluate(&store, &table, rng);
     meet(300, evaluate, &[&evaluate]);
@@ -102,7 +102,7 @@ fn two_callers_that_evaluate_on_eight_threads_end() {
 }
 
 #[test]
-fn one_caller_that_trains_and_one_that_evaluates_end() {
+fn a_training_and_an_evaluating_caller_end() {
     for threads in [4, 8] {
         let (store, table) = store(threads);
         meet(
@@ -117,7 +117,7 @@ fn one_caller_that_trains_and_one_that_evaluates_end() {
 }
 
 #[test]
-fn tables_that_are_made_beside_checkpoints_end() {
+fn creating_tables_during_checkpoints_ends() {
     // The two calls overlap only occasionally.
     for _ in 0..5 {
         let store = open(&MemoryVolume::new(), &StoreOptions { threads: 2, ..StoreOptions::default() });
@@ -131,7 +131,7 @@ fn tables_that_are_made_beside_checkpoints_end() {
 }
 
 #[test]
-fn tables_that_are_made_beside_reads_of_rows_that_are_not_there_end() {
+fn creating_tables_during_reads_of_missing_rows_ends() {
     let store = open(&MemoryVolume::new(), &StoreOptions { threads: 2, ..StoreOptions::default() });
     let table = store.table("empty", &spec(4, SGD)).unwrap();
     let number = AtomicU64::new(0);

@@ -197,7 +197,7 @@ fn bag<'a>(ids: &'a [u64], offsets: &'a [i64]) -> IdBag<'a> {
 }
 
 #[test]
-fn all_calls_at_once_end() {
+fn all_kinds_of_calls_at_the_same_time_end() {
     let panics = Arc::new(AtomicU64::new(0));
     let (count, print) = (Arc::clone(&panics), std::panic::take_hook());
     std::panic::set_hook(Box::new(move |panic| {
