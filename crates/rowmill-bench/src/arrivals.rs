@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_come_as_often_as_asked_and_at_random() {
+    fn calls_arrive_at_random_at_the_given_rate() {
         let instants = Arrivals { per_s: 1000.0, seconds: 10.0, seed: 1 }.instants();
         assert!((9_500..10_500).contains(&instants.len()), "{}", instants.len());
         let gaps: Vec<f64> =
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn every_call_is_made_and_those_that_say_so_are_timed() {
+    fn every_call_is_made_and_marked_calls_are_timed() {
         let made = AtomicUsize::new(0);
         let arrivals = Arrivals { per_s: 2000.0, seconds: 0.05, seed: 2 };
         let waits = arrivals.run(|call| {

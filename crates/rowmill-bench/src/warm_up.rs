@@ -34,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_when_misses_fall_no_more() {
+    fn ends_when_misses_stop_falling() {
         assert_eq!(rounds(9, &[0.5, 0.3, 0.2, 0.199, 0.1985]), 5);
         assert_eq!(rounds(9, &[0.5, 0.3, 0.3, 0.2, 0.2, 0.21]), 6, "one steady round may be chance");
         assert_eq!(rounds(9, &[0.0, 0.0, 0.0]), 3);

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_go_on_where_they_stood_and_begin_anew_when_drawn() {
+    fn batches_continue_in_order_or_are_drawn_again() {
         let mut workload = Workload::new(&settings(""), 1);
         workload.draw();
         let first = workload.one(1, |ids, _| ids.to_vec());
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_share_what_is_hot_though_they_draw_apart() {
+    fn threads_draw_independently_from_the_same_hot_ids() {
         let settings = settings("--zipf 1.5 --drift-every 1000 --memory 6400 --row-bytes 64");
         let mut workload = Workload::new(&settings, 2);
         workload.draw();

@@ -57,7 +57,7 @@ fn cold_cells_report_hit_rates() {
 }
 
 #[test]
-fn clocks_run_with_and_without() {
+fn clock_cells_run_with_and_without_clocks() {
     let lines = lines("clocks --memory 100000000 --threads 1");
     assert_eq!(engines(&lines), two_rounds(&["clocks_off", "clocks_on"]));
 }
@@ -94,7 +94,7 @@ fn training_runs_with_lookahead_without_and_in_memory() {
 }
 
 #[test]
-fn the_device_is_probed_through_the_log_of_a_store_that_is_there() {
+fn the_device_is_probed_through_the_log_of_an_existing_store() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("group-0.log"), vec![1; 1 << 20]).unwrap();
     let done = Command::new(env!("CARGO_BIN_EXE_rowmill-bench"))
@@ -111,7 +111,7 @@ fn the_device_is_probed_through_the_log_of_a_store_that_is_there() {
 }
 
 #[test]
-fn what_cannot_run_is_said() {
+fn cells_that_cannot_run_are_errors() {
     for (options, said) in [
         (&["fast"][..], "cell \"fast\" does not exist"),
         (&["clocks", "--rows", "-1"], "--rows \"-1\""),

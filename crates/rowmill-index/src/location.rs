@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_and_rows_do_not_meet() {
+    fn slots_and_row_numbers_do_not_collide() {
         for value in [0, 1, 12_345, Location::SLOT_MAX] {
             let (resident, device) = (Location::resident(value), Location::device(value));
             assert_eq!((resident.slot(), resident.row()), (Some(value), None));

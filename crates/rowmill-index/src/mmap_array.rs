@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_takes_nothing() {
+    fn an_empty_array_takes_no_memory() {
         let array = MmapArray::<u32>::new(0);
         assert!(array.is_empty());
         assert_eq!(array.bytes(), 0);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_are_shared_by_no_two_arrays() {
+    fn arrays_do_not_share_huge_pages() {
         // Odd sizes, as those of shards are.
         for len in [(80 << 20) + 8192, (40 << 20) + 1, 33 << 20] {
             let arrays = [(); 3].map(|()| MmapArray::<u8>::reserve(len, HUGE_RESERVE_MIN).unwrap());

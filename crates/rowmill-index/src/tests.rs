@@ -173,7 +173,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn hash_index_is_a_map(steps in steps(sparse_id(), 3000), absent in prop::collection::vec(sparse_id(), 50)) {
+    fn hash_index_equals_a_map(steps in steps(sparse_id(), 3000), absent in prop::collection::vec(sparse_id(), 50)) {
         let mut pair = Pair {
             index: TableIndex::new(IdRange::Sparse, 0, 1),
             model: HashMap::new(),
@@ -186,7 +186,7 @@ proptest! {
     }
 
     #[test]
-    fn direct_index_is_a_map(
+    fn direct_index_equals_a_map(
         rows in 1..5000_u64,
         shard_bits in 0..4_u32,
         shard in 0..8_u64,
@@ -220,7 +220,7 @@ proptest! {
 }
 
 #[test]
-fn a_dense_table_has_a_place_for_each_of_its_ids_and_no_other() {
+fn a_dense_table_has_one_entry_per_id() {
     for (rows, shards) in [(1_u64, 4_usize), (10, 4), (11, 8), (4096, 1)] {
         let ids = IdRange::Dense { rows };
         let mut indexes: Vec<TableIndex> =
@@ -286,7 +286,7 @@ fn memory_stays_between_16_and_24_bytes_per_row() {
 }
 
 #[test]
-fn inserts_after_a_reserve_move_nothing() {
+fn inserts_after_a_reserve_do_not_move_entries() {
     let mut index = HashIndex::new();
     for id in 0..1000 {
         index.insert(id, Location::device(id as u32));
@@ -304,7 +304,7 @@ fn inserts_after_a_reserve_move_nothing() {
 /// Replacing rows for ever at a constant number of them must not wear the index out: overflow bits that
 /// nothing needs would send every lookup of an absent id through the whole table.
 #[test]
-fn replacing_for_ever_keeps_lookups_of_absent_ids_short() {
+fn lookups_of_absent_ids_stay_short_after_many_replacements() {
     const ROWS: u64 = 20_000;
     let mut index = HashIndex::new();
     (0..ROWS).for_each(|id| _ = index.insert(id, Location::device(0)));
@@ -369,7 +369,7 @@ fn peak_resident_bytes() -> usize {
 
 /// Threads that touch the five entries of one bucket never disturb each other's bits or the clocks.
 #[test]
-fn touching_loses_no_bits_of_neighbours() {
+fn touching_an_entry_does_not_change_its_neighbours() {
     for ids in [IdRange::Sparse, IdRange::Dense { rows: 64 }] {
         for round in 0..200 {
             let mut index = TableIndex::new(ids, 0, 1);

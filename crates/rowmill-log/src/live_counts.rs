@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_place_has_a_counter_of_its_own() {
+    fn every_segment_has_its_own_counter() {
         let expected = (0..6).flat_map(|chunk| (0..64usize << chunk).map(move |at| (chunk, at)));
         for (place, expected) in expected.enumerate() {
             assert_eq!(split(place as u32), expected);
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_release_says_so() {
+    fn the_last_release_returns_true() {
         let live = LiveCounts::default();
         live.cover(200);
         live.retain(200, 1);

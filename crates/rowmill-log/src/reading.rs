@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_rests_until_the_readers_before_it_end() {
+    fn a_segment_is_not_reused_until_earlier_readers_end() {
         let readings = Readings::default();
         let early = readings.begin();
         let freed = readings.freed();

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_of_head_and_keys_is_noticed() {
+    fn every_flipped_bit_of_head_and_keys_is_detected() {
         let geometry = Geometry::new(64, 64 << 10);
         let good = sealed(&geometry);
         for bit in 0..key_at(&geometry, EXPECTED.rows) * 8 {

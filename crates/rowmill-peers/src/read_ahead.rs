@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_announced_is_read_once() {
+    fn announced_keys_are_read_once() {
         let engine = Noted::new(true);
         let ahead = ReadAhead::start(&(Arc::clone(&engine) as Arc<dyn Engine>), 3, 1 << 20);
         let keys: Vec<u64> = (100..1000).collect();
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_too_late_is_dropped() {
+    fn late_announcements_are_dropped() {
         let engine = Noted::new(false);
         let ahead = ReadAhead::start(&(Arc::clone(&engine) as Arc<dyn Engine>), 1, 1 << 20);
         ahead.announce(&[1], 5);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_read_than_there_is_room_for() {
+    fn reads_do_not_exceed_the_room() {
         let engine = Noted::new(true);
         let ahead = ReadAhead::start(&(Arc::clone(&engine) as Arc<dyn Engine>), 2, 300);
         ahead.announce(&(100..356).collect::<Vec<_>>(), 1);

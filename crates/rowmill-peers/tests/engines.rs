@@ -59,7 +59,7 @@ fn get(engine: &dyn Engine, keys: &[u64]) -> Vec<f32> {
 }
 
 #[test]
-fn rows_are_put_read_changed_and_replaced() {
+fn rows_can_be_put_read_changed_and_replaced() {
     let _alone = alone();
     for kind in kinds() {
         let folder = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ fn rows_are_put_read_changed_and_replaced() {
 }
 
 #[test]
-fn a_missing_row_is_an_error_and_is_not_born() {
+fn a_missing_row_is_an_error_and_is_not_created() {
     let _alone = alone();
     for kind in kinds() {
         let folder = tempfile::tempdir().unwrap();
@@ -113,7 +113,7 @@ fn a_missing_row_is_an_error_and_is_not_born() {
 }
 
 #[test]
-fn rows_are_there_when_the_folder_is_opened_again() {
+fn rows_survive_reopening_the_folder() {
     let _alone = alone();
     for kind in kinds() {
         let folder = tempfile::tempdir().unwrap();
@@ -161,7 +161,7 @@ fn operation() -> impl Strategy<Value = Operation> {
 }
 
 #[test]
-fn random_operations_have_the_results_of_a_map() {
+fn random_operations_give_the_results_of_a_map() {
     let _alone = alone();
     for kind in kinds() {
         let config = Config { cases: 4, failure_persistence: None, ..Config::default() };

@@ -179,7 +179,7 @@ fn assert_nothing_is_left_over(memory: &Arc<InMemory>) {
 }
 
 #[test]
-fn pushed_checkpoints_come_back_to_the_bit_and_share_what_is_equal() {
+fn restored_checkpoints_are_bit_identical_and_share_equal_parts() {
     let folder = tempfile::tempdir().unwrap();
     let in_folder = Remote::open(&format!("file://{}/deep/place", folder.path().display())).unwrap();
     let memory: Arc<InMemory> = Arc::default();
@@ -234,7 +234,7 @@ fn files_that_a_checkpoint_names_are_pushed_and_restored() {
 }
 
 #[test]
-fn a_push_goes_on_beside_training_and_later_checkpoints() {
+fn a_push_continues_during_training_and_later_checkpoints() {
     let memory: Arc<InMemory> = Arc::default();
     let mut trained = Trained::new();
     let expected = trained.advance(ROWS);
@@ -247,7 +247,7 @@ fn a_push_goes_on_beside_training_and_later_checkpoints() {
 }
 
 #[test]
-fn only_the_last_ones_are_kept_and_nothing_is_left_of_the_others() {
+fn only_the_last_checkpoints_are_kept_and_others_are_removed_completely() {
     let memory: Arc<InMemory> = Arc::default();
     let remote = place(&memory);
     let mut trained = Trained::new();
@@ -268,7 +268,7 @@ fn only_the_last_ones_are_kept_and_nothing_is_left_of_the_others() {
 }
 
 #[test]
-fn a_push_cut_short_at_any_request_shows_all_or_nothing_and_leaves_nothing() {
+fn an_interrupted_push_is_complete_or_invisible_and_cleaned_up() {
     let memory: Arc<InMemory> = Arc::default();
     let mut trained = Trained::new();
     let mut contents = vec![trained.advance(ROWS), trained.advance(500)];
@@ -299,7 +299,7 @@ fn a_push_cut_short_at_any_request_shows_all_or_nothing_and_leaves_nothing() {
 }
 
 #[test]
-fn of_two_writers_at_once_the_second_fails() {
+fn of_two_concurrent_writers_the_second_fails() {
     let memory: Arc<InMemory> = Arc::default();
     let mut first = Trained::new();
     first.advance(ROWS);
@@ -361,7 +361,7 @@ fn a_slow_writer_cannot_take_the_number_of_a_removed_checkpoint() {
 }
 
 #[test]
-fn a_checkpoint_removed_while_it_is_restored_is_not_called_damaged() {
+fn a_checkpoint_removed_during_its_restore_is_not_reported_as_damaged() {
     let memory: Arc<InMemory> = Arc::default();
     let mut trained = Trained::new();
     trained.advance(ROWS);
@@ -376,7 +376,7 @@ fn a_checkpoint_removed_while_it_is_restored_is_not_called_damaged() {
 }
 
 #[test]
-fn a_table_without_rows_comes_back_for_readers_and_writers() {
+fn a_table_without_rows_is_restored_for_readers_and_writers() {
     let memory: Arc<InMemory> = Arc::default();
     let mut trained = Trained::new();
     let spec = TableSpec { dim: 2 * DIM as u32, ..*trained.table.spec() };
@@ -467,7 +467,7 @@ fn damaged_and_missing_objects_are_named_and_never_restored() {
 }
 
 #[test]
-fn a_restore_cut_short_at_any_request_is_completed_by_the_next() {
+fn a_restore_interrupted_at_any_request_is_completed_by_the_next() {
     let memory: Arc<InMemory> = Arc::default();
     let mut trained = Trained::new();
     trained.advance(ROWS);
@@ -496,7 +496,7 @@ fn a_restore_cut_short_at_any_request_is_completed_by_the_next() {
 }
 
 #[test]
-fn a_folder_with_anything_in_it_is_left_alone() {
+fn a_folder_that_is_not_empty_is_refused() {
     let memory: Arc<InMemory> = Arc::default();
     let mut trained = Trained::new();
     trained.advance(ROWS);
@@ -516,7 +516,7 @@ fn a_folder_with_anything_in_it_is_left_alone() {
 }
 
 #[test]
-fn wrong_urls_say_what_is_right() {
+fn errors_for_invalid_urls_name_valid_ones() {
     for url in
         ["", "store", "/a/b", "ftp://host/x", "s3://", "s3://k:s@bucket/x", "s3://b/x?y", "memory:///x"]
     {
@@ -528,7 +528,7 @@ fn wrong_urls_say_what_is_right() {
 }
 
 #[test]
-fn a_caller_that_stops_waiting_gets_the_thread_back() {
+fn a_caller_that_stops_waiting_can_use_the_thread_again() {
     let memory: Arc<InMemory> = Arc::default();
     let mut trained = Trained::new();
     trained.advance(ROWS);

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accumulators_are_born_with_their_value_and_all_else_with_zeros() {
+    fn initial_state_is_the_accumulator_value_or_zero() {
         let state = |optimizer: OptimizerSpec| {
             let mut state = vec![f32::NAN; optimizer.state_floats(2)];
             optimizer.initialize_state(&mut state);

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_with_a_stamp_and_rows_without_share_no_group() {
+    fn rows_with_and_without_a_stamp_are_in_different_groups() {
         let with = |rule| TableSpec { eviction: Some(Eviction { rule, every: 0 }), ..spec() };
         let ttl = with(EvictionRule::TtlSteps { steps: 5 });
         assert_eq!(ttl.group(), with(EvictionRule::LeastFrequent { max_rows: 5 }).group());

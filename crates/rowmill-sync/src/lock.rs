@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn locks_in_order_are_taken_and_given_back() {
+    fn locks_in_order_can_be_taken_and_released() {
         let (outer, inner) = locks();
         for _ in 0..2 {
             let _outer = outer.lock();
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_may_not_take_what_its_caller_holds() {
+    fn a_task_must_not_take_a_lock_that_its_caller_holds() {
         let (_, inner) = locks();
         let pool = Pool::new(4).unwrap();
         let _held = inner[1].read();
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_names_the_holder_and_the_one_who_waits() {
+    fn the_report_names_holder_and_waiter() {
         let (outer, _) = locks();
         let held = outer.lock();
         std::thread::scope(|scope| {
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_given_back_for_a_while_may_be_taken_by_the_work() {
+    fn a_temporarily_released_lock_can_be_taken_by_the_work() {
         let (outer, _) = locks();
         let mut held = outer.lock();
         MutexGuard::unlocked(&mut held, || drop(outer.lock()));

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+    fn a_panic_reaches_the_caller_and_the_pool_keeps_working() {
         let pool = Pool::new(3).unwrap();
         for wrong in [0, 17, 99] {
             let failed = caught(|| pool.for_each(100, |task| assert_ne!(task, wrong, "a wrong task")));

@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_beside_the_last_one_is_made_before_the_power_is_gone() {
+    fn a_change_concurrent_with_the_last_one_completes_before_the_power_failure() {
         let mut beside = 0;
         for seed in 0..40 {
             let schedule = FaultSchedule::new(seed, Some(MemoryVolume::crashable()));

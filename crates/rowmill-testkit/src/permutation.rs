@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_is_hit_once() {
+    fn every_number_occurs_once() {
         for size in [1, 2, 3, 5, 64, 1000, 1023, 1025, 70_001] {
             for seed in 0..4 {
                 let permutation = Permutation::new(size, seed);
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_part() {
+    fn adjacent_numbers_are_scattered() {
         let size = 1 << 20;
         let permutation = Permutation::new(size, 9);
         let near = (0..10_000).filter(|n| permutation.of(*n).abs_diff(permutation.of(n + 1)) < 64).count();

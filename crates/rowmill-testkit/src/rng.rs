@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn units_fill_the_interval() {
+    fn unit_floats_cover_the_interval() {
         let mut rng = Rng64::new(2);
         let units: Vec<f64> = (0..100_000).map(|_| rng.unit()).collect();
         assert!(units.iter().all(|unit| (0.0..1.0).contains(unit)));

@@ -45,7 +45,7 @@ fn read_all(device: &dyn Device, spans: &[Span]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_device_gives_back_what_was_written() {
+fn a_device_returns_the_written_bytes() {
     each_volume(|volume| {
         let device = volume.device("device", true).unwrap();
         device.write(0, &blocks(0, 64, 1)).unwrap();
@@ -65,7 +65,7 @@ fn a_device_gives_back_what_was_written() {
 }
 
 #[test]
-fn memory_of_any_alignment_is_written() {
+fn buffers_of_any_alignment_can_be_written() {
     each_volume(|volume| {
         let device = volume.device("device", true).unwrap();
         let content = blocks(0, 200, 7);
@@ -119,7 +119,7 @@ fn holes_and_discarded_blocks_read_as_zeros_and_nothing_else_changes() {
 }
 
 #[test]
-fn reading_beyond_the_end_is_an_error_of_that_span_alone() {
+fn reading_beyond_the_end_is_an_error_of_only_that_span() {
     each_volume(|volume| {
         let device = volume.device("device", true).unwrap();
         device.write(0, &blocks(0, 10, 5)).unwrap();
@@ -140,7 +140,7 @@ fn reading_beyond_the_end_is_an_error_of_that_span_alone() {
 }
 
 #[test]
-fn deliver_may_read_write_and_panic() {
+fn the_callback_of_a_read_may_read_write_and_panic() {
     each_volume(|volume| {
         let device = volume.device("device", true).unwrap();
         device.write(0, &blocks(0, 400, 1)).unwrap();

@@ -74,7 +74,7 @@ fn a_flipped_bit_is_one_bit() {
 }
 
 #[test]
-fn a_stale_read_gives_the_version_before_and_waits_for_one() {
+fn a_stale_read_returns_the_previous_version_once_there_is_one() {
     let (volume, device) = volume(3, 4);
     volume.inject(Fault::StaleRead, When::Nth(1));
     assert_eq!(read(&*device, span(2, 1)).unwrap(), block(2), "nothing was overwritten yet");
@@ -86,7 +86,7 @@ fn a_stale_read_gives_the_version_before_and_waits_for_one() {
 }
 
 #[test]
-fn a_misdirected_read_gives_another_block() {
+fn a_misdirected_read_returns_another_block() {
     let (volume, device) = volume(4, 6);
     volume.inject(Fault::MisdirectedRead, When::Always);
     let mut seen = BTreeSet::new();
@@ -99,7 +99,7 @@ fn a_misdirected_read_gives_another_block() {
 }
 
 #[test]
-fn failed_writes_say_why_and_may_leave_their_beginning() {
+fn failed_writes_give_the_reason_and_may_write_a_prefix() {
     let (volume, device) = volume(5, 8);
     let mut partial = false;
     for (fault, is_right) in [
@@ -151,7 +151,7 @@ fn a_torn_write_succeeds_and_loses_sectors() {
 }
 
 #[test]
-fn files_suffer_too() {
+fn faults_affect_files_too() {
     let volume = FaultyVolume::over_memory(MemoryVolume::crashable(), 7);
     volume.create("MANIFEST").unwrap().write_all(&[1; 100]).unwrap();
     volume.inject_on("MANIFEST", Fault::BitFlip, When::Nth(1));
@@ -179,7 +179,7 @@ fn files_suffer_too() {
 }
 
 #[test]
-fn what_was_synced_survives_and_a_lost_sync_is_none() {
+fn synced_data_survives_and_a_lost_sync_has_no_effect() {
     let mut lost = 0;
     for seed in 0..60 {
         let (volume, device) = volume(seed, 4);
@@ -204,7 +204,7 @@ fn what_was_synced_survives_and_a_lost_sync_is_none() {
 }
 
 #[test]
-fn a_rename_is_found_done_or_not_done_but_never_half() {
+fn a_rename_is_atomic_in_a_crash() {
     let (mut done, mut not_done) = (0, 0);
     for seed in 0..100 {
         let volume = MemoryVolume::crashable();
@@ -233,7 +233,7 @@ fn a_rename_is_found_done_or_not_done_but_never_half() {
 }
 
 #[test]
-fn an_unsynced_name_may_be_gone_although_its_content_was_synced() {
+fn an_unsynced_name_may_be_lost_although_its_content_was_synced() {
     let mut gone = 0;
     for seed in 0..50 {
         let volume = MemoryVolume::crashable();
@@ -268,7 +268,7 @@ fn equal_seeds_give_equal_crashes() {
 }
 
 #[test]
-fn a_real_directory_goes_wrong_as_well() {
+fn faults_affect_a_real_directory_too() {
     let folder = tempfile::tempdir().unwrap();
     let directory = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
     let volume = FaultyVolume::new(Arc::new(directory), 1);
@@ -284,7 +284,7 @@ fn a_real_directory_goes_wrong_as_well() {
 }
 
 #[test]
-fn a_slow_operation_is_overtaken_by_what_is_done_meanwhile() {
+fn a_slow_operation_does_not_block_other_operations() {
     let (volume, device) = volume(8, 4);
     volume.inject(Fault::Slow, When::Always);
     let inside = volume.clone();
@@ -319,7 +319,7 @@ fn a_slow_operation_is_overtaken_by_what_is_done_meanwhile() {
 }
 
 #[test]
-fn the_power_fails_in_the_change_it_was_told_to() {
+fn the_power_fails_in_the_scheduled_change() {
     let (mut made, mut not_made) = (0, 0);
     for seed in 0..40 {
         let (volume, device) = volume(seed, 4);

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn duplicates_add_up_to_one_step() {
+    fn duplicates_are_summed_into_one_step() {
         let map = Map(Mutex::new([(3, [1.0, 2.0]), (7, [5.0, 6.0])].into()));
         let gradients = [[1e5, 0.0], [0.0, 1e6], [2e5, 3e5]];
         step(&map, Optimizer::Sgd, &[7, 3, 7], |position, weights, sum| {

@@ -50,7 +50,7 @@ fn kinds() -> impl Iterator<Item = PeerKind> {
 }
 
 #[test]
-fn engines_compute_what_the_store_does() {
+fn engines_give_the_results_of_the_store() {
     for kind in kinds() {
         updates_leave_the_rows_of_the_store(kind);
         training_changes_the_rows_it_names(kind);

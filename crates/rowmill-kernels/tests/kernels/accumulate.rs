@@ -51,7 +51,7 @@ proptest! {
     }
 
     #[test]
-    fn an_order_forgets_the_batch_before(first in bags(), second in bags()) {
+    fn a_reused_order_does_not_depend_on_the_previous_batch(first in bags(), second in bags()) {
         let (mut kept, mut fresh) = (LookupOrder::default(), LookupOrder::default());
         kept.build(&first.lookups(), first.unique);
         kept.build(&second.lookups(), second.unique);

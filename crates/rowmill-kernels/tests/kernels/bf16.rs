@@ -71,7 +71,7 @@ fn numbers() -> impl Strategy<Value = f32> {
 
 proptest! {
     #[test]
-    fn narrowing_is_to_the_nearest_and_widening_undoes_it(numbers in prop::collection::vec(numbers(), 0..70)) {
+    fn narrowing_rounds_to_the_nearest_and_widening_is_exact(numbers in prop::collection::vec(numbers(), 0..70)) {
         let expected: Vec<u16> = numbers.iter().map(|&number| nearest(number)).collect();
         let widened: Vec<f32> = expected.iter().map(|&weight| value(weight)).collect();
         for set in InstructionSet::available() {
@@ -145,7 +145,7 @@ fn pointers(rows: &mut TwoKinds, order: &[usize]) -> Vec<*mut f32> {
 
 proptest! {
     #[test]
-    fn gathering_and_pooling_are_those_of_the_widened_rows(bags in bags(), dim in dims(), seed: u64) {
+    fn gathering_and_pooling_equal_those_of_widened_rows(bags in bags(), dim in dims(), seed: u64) {
         let mut random = Random::new(seed);
         let mut rows = TwoKinds::new(&mut random, &OptimizerSpec::Sgd { lr: 0.0 }, dim, bags.unique);
         let stride = rows.stride;
@@ -172,7 +172,7 @@ proptest! {
     }
 
     #[test]
-    fn updates_are_those_of_the_widened_rows_rounded_by_the_noise(
+    fn updates_equal_those_of_widened_rows_with_stochastic_rounding(
         optimizer in optimizers(), dim in dims(), count in 1_usize..20, seed: u64, category: u32,
         number in 1_u64..9,
     ) {
@@ -227,7 +227,7 @@ proptest! {
     }
 
     #[test]
-    fn rows_are_born_rounded_to_the_nearest(dim in dims(), id: u64) {
+    fn initial_values_are_rounded_to_the_nearest(dim in dims(), id: u64) {
         let initializer = Initializer::Normal { mean: 0.1, std: 0.3 };
         for set in InstructionSet::available() {
             let whole = RowInitializer::with(set, &initializer, 5, 6);
@@ -259,7 +259,7 @@ fn descend(gradient: f32, steps: u64, id: u64) -> Vec<f32> {
 /// Steps of a hundredth of the gap between two weights add up to their sum; rounding to nearest would lose
 /// them. The variance is also that of independent steps.
 #[test]
-fn rounding_at_random_is_unbiased() {
+fn stochastic_rounding_is_unbiased() {
     // Above 1 the gap is 2^-7.
     let (gap, steps) = (1.0 / 128.0, 400);
     let step = gap / 100.0;
@@ -278,7 +278,7 @@ fn rounding_at_random_is_unbiased() {
 
 /// The noise of a weight is independent of its neighbours, of the next step and of the next id.
 #[test]
-fn noise_is_even_and_independent() {
+fn noise_is_uniform_and_independent() {
     let numbers =
         |seed, category, step, id| (0..64).map(move |column| noise(seed, category, step, id, column));
     let mut buckets = [0_u32; 256];
@@ -315,7 +315,7 @@ fn noise_never_changes() {
 
 #[test]
 #[should_panic(expected = "bf16 rows need a rounding")]
-fn bf16_rows_are_not_updated_without_what_rounds_them() {
+fn updating_bf16_rows_without_noise_panics() {
     let updater = RowUpdater::new(&OptimizerSpec::Sgd { lr: 0.0 }, Dtype::Bf16, 2);
     let mut row = [0.0];
     // SAFETY: the row has two weights.

@@ -243,7 +243,7 @@ fn ranks_without_ids_and_a_single_rank_work() {
 }
 
 #[test]
-fn the_small_ids_of_all_categories_are_spread_over_the_ranks() {
+fn small_ids_of_all_categories_are_spread_over_the_ranks() {
     for ranks in [2_u32, 3, 8] {
         let mut owned = vec![0_u32; ranks as usize];
         for category in 0..200 {

@@ -31,7 +31,7 @@ proptest! {
 
 #[test]
 #[should_panic(expected = "no room for every row")]
-fn too_little_room_is_refused() {
+fn a_too_small_output_is_refused() {
     let row = [1.0, 2.0];
     // SAFETY: the row has two floats.
     unsafe { rowmill_kernels::gather(&[row.as_ptr(), row.as_ptr()], Dtype::F32, 2, &mut [0.0; 3], 2) };

@@ -8,7 +8,7 @@ use crate::data::{Random, bits, dims};
 
 proptest! {
     #[test]
-    fn they_are_the_sums(length in 0_usize..4, bags in 1_usize..30, dim in dims(), repeats in 0_usize..8, seed: u64) {
+    fn gradients_at_the_addresses_equal_the_sums(length in 0_usize..4, bags in 1_usize..30, dim in dims(), repeats in 0_usize..8, seed: u64) {
         let mut random = Random::new(seed);
         let count = length * bags;
         // Every row once, in order, except for some padding and some repeated rows.
@@ -48,7 +48,7 @@ proptest! {
 }
 
 #[test]
-fn means_and_weights_have_none() {
+fn means_and_weighted_bags_have_no_addresses() {
     let mean = Lookups { inverse: &[0], offsets: &[0, 1], weights: None, pooling: Pooling::Mean };
     let weighted = Lookups { weights: Some(&[2.0]), pooling: Pooling::Sum, ..mean };
     for lookups in [mean, weighted] {

@@ -34,7 +34,7 @@ fn correlation(pairs: impl Iterator<Item = (f32, f32)> + Clone) -> f64 {
 }
 
 #[test]
-fn moments_are_those_of_the_distribution() {
+fn moments_match_the_distribution() {
     // A million draws: standard errors are 1e-3 of the deviation, and tolerances are five times that.
     let truncated_std = 0.879_626;
     for (initializer, mean, std, kurtosis) in [
@@ -50,7 +50,7 @@ fn moments_are_those_of_the_distribution() {
 }
 
 #[test]
-fn normal_quantiles_are_hit() {
+fn normal_quantiles_match() {
     let values = sample(&NORMAL, 62_500, 16);
     for (sigmas, below) in [(-3.0, 0.001_35), (-1.0, 0.158_66), (0.0, 0.5), (0.5, 0.691_46), (2.0, 0.977_25)]
     {
@@ -61,7 +61,7 @@ fn normal_quantiles_are_hit() {
 }
 
 #[test]
-fn bounds_hold_and_are_approached() {
+fn values_stay_within_bounds_and_come_close_to_them() {
     let uniform = sample(&UNIFORM, 10_000, 100);
     assert!(uniform.iter().all(|x| (-0.5..1.5).contains(x)));
     assert!(uniform.iter().any(|&x| x < -0.4999) && uniform.iter().any(|&x| x > 1.4999));
@@ -94,7 +94,7 @@ fn far_tails_stay_inside_their_bounds() {
 }
 
 #[test]
-fn neighbours_are_uncorrelated() {
+fn adjacent_values_are_uncorrelated() {
     const DIM: usize = 16;
     for initializer in [UNIFORM, NORMAL] {
         let values = sample(&initializer, 62_500, DIM);
@@ -108,7 +108,7 @@ fn neighbours_are_uncorrelated() {
 }
 
 #[test]
-fn seed_category_id_and_element_all_matter() {
+fn values_depend_on_seed_category_id_and_element() {
     let draw = |seed, category, id| {
         let mut weights = [0.0; 4];
         initialize(&UNIFORM, seed, category, id, &mut weights);
@@ -145,7 +145,7 @@ fn a_wider_row_begins_like_a_narrow_one_under_every_instruction_set() {
 /// Stored data depends on these bits. The expected bits come from a Python program that follows the module's
 /// description and takes the quantile from `statistics.NormalDist`.
 #[test]
-fn the_bits_never_change() {
+fn the_values_of_a_seed_never_change() {
     let uniform = Initializer::Uniform { low: -0.1, high: 0.1 };
     let normal = Initializer::Normal { mean: 0.0, std: 0.01 };
     let first = (1, 2, 3);

@@ -130,7 +130,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn of_bfloat16_is_that_of_the_widened_numbers_rounded(shape in shapes(), seed: u64) {
+    fn bfloat16_equals_rounded_results_of_widened_inputs(shape in shapes(), seed: u64) {
         let narrowed = |values: &[f32]| {
             let mut halves = vec![0; values.len()];
             narrow(values, &mut halves);
@@ -160,7 +160,7 @@ proptest! {
 }
 
 #[test]
-fn pairs_come_row_by_row_behind_the_dense_vector() {
+fn pairs_follow_the_dense_vector_row_by_row() {
     let shape = Interaction { samples: 1, features: 2, dim: 2 };
     let mut out = [0.0; 5];
     interact(shape, &[1.0, 0.0], &[2.0, 1.0, 0.0, 3.0], &mut out);
@@ -173,7 +173,7 @@ fn pairs_come_row_by_row_behind_the_dense_vector() {
 }
 
 #[test]
-fn parts_of_a_batch_have_the_bits_of_the_whole() {
+fn parts_of_a_batch_are_bit_identical_to_the_whole() {
     let shape = Interaction { samples: 5, features: 3, dim: 20 };
     let case = Case::new(shape, 9);
     let whole = case.out(InstructionSet::best());

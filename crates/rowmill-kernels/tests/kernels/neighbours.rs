@@ -85,7 +85,7 @@ fn check(lists: &[Vec<i64>], seeds: &[u64], draws: &[Draw], sample: &Sample) {
 
 proptest! {
     #[test]
-    fn lists_are_what_their_draw_allows(
+    fn lists_follow_fanout_and_replacement(
         nodes in 1_usize..120,
         seed in any::<u64>(),
         share in 0_u64..4,
@@ -104,7 +104,7 @@ proptest! {
     }
 
     #[test]
-    fn a_node_draws_the_same_whoever_else_is_sampled(seed in any::<u64>(), batch in any::<u64>()) {
+    fn neighbours_of_a_node_do_not_depend_on_other_seeds(seed in any::<u64>(), batch in any::<u64>()) {
         let lists = lists(60, 3);
         let (indptr, indices) = compressed(&lists);
         let graph = Csr::new(&indptr, &indices).unwrap();
@@ -158,7 +158,7 @@ fn every_edge_is_equally_likely() {
 }
 
 #[test]
-fn layers_and_nodes_draw_apart() {
+fn layers_and_nodes_draw_independently() {
     let lists = vec![(0..50).collect::<Vec<i64>>(); 50];
     let (indptr, indices) = compressed(&lists);
     let graph = Csr::new(&indptr, &indices).unwrap();
@@ -173,7 +173,7 @@ fn layers_and_nodes_draw_apart() {
 }
 
 #[test]
-fn a_loop_is_an_edge_and_a_lonely_node_has_an_empty_list() {
+fn a_self_loop_is_an_edge_and_an_isolated_node_has_an_empty_list() {
     let (indptr, indices) = compressed(&[vec![0], vec![]]);
     let graph = Csr::new(&indptr, &indices).unwrap();
     let sample = sample_neighbours(&graph, &[1, 0], &[Draw::Distinct(3); 2], KEY).unwrap();
@@ -186,7 +186,7 @@ fn a_loop_is_an_edge_and_a_lonely_node_has_an_empty_list() {
 }
 
 #[test]
-fn what_is_wrong_with_a_graph_is_named() {
+fn errors_name_invalid_entries_of_a_graph() {
     let none: &[i64] = &[];
     assert_eq!(Csr::new(&[], none).unwrap_err(), GraphError::Empty);
     let ends = |first, last| GraphError::Ends { edges: 2, first, last };

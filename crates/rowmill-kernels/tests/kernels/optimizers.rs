@@ -169,7 +169,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn accumulating_and_applying_in_one_go_changes_no_bit(
+    fn fused_accumulation_and_update_are_bit_identical(
         optimizer in optimizers(), bags in bags(), dim in dims(), first in 0.0..1.0, seed: u64,
     ) {
         let mut random = Random::new(seed);
@@ -337,7 +337,7 @@ fn three_steps_of_keras() {
 }
 
 #[test]
-fn ftrl_stays_where_it_is_when_the_rate_changes() {
+fn ftrl_keeps_weights_when_the_learning_rate_changes() {
     let ftrl = OptimizerSpec::Ftrl { lr: 0.0, beta: 1.0, l1: 0.0, l2: 0.0, initial_accumulator: 0.0 };
     let (row, updater) = (three_steps(&ftrl), RowUpdater::new(&ftrl, Dtype::F32, 5));
     for (gradient, lr) in [([0.0; 5], 0.002), ([0.0; 5], 0.2), ([0.0; 5], 0.0), (GRADIENTS[0], 0.0)] {
@@ -351,7 +351,7 @@ fn ftrl_stays_where_it_is_when_the_rate_changes() {
 }
 
 #[test]
-fn ftrl_forgets_the_weight_a_row_is_born_with_but_for_its_share_of_the_root() {
+fn ftrl_nearly_forgets_the_initial_weight() {
     let ftrl = OptimizerSpec::Ftrl { lr: 0.0, beta: 1.0, l1: 0.0, l2: 0.0, initial_accumulator: 0.0 };
     let mut row = [2.0, 0.0, 0.0];
     // SAFETY: the row holds weights and state.

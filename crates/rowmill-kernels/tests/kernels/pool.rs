@@ -91,7 +91,7 @@ proptest! {
 }
 
 #[test]
-fn a_piece_of_the_offsets_is_a_piece_of_the_bags() {
+fn a_slice_of_offsets_pools_the_bags_of_that_slice() {
     let rows = [[1.0_f32], [10.0], [100.0]];
     let pointers: Vec<RowPtr> = rows.iter().map(|row| row.as_ptr()).collect();
     let offsets = [0, 2, 3, 5];
@@ -109,7 +109,7 @@ fn a_piece_of_the_offsets_is_a_piece_of_the_bags() {
 }
 
 #[test]
-fn no_bags_and_no_offsets_are_nothing_to_do() {
+fn empty_offsets_pool_nothing() {
     for offsets in [&[][..], &[0]] {
         let lookups = Lookups { inverse: &[], offsets, weights: None, pooling: Pooling::Mean };
         // SAFETY: nothing is read or written.

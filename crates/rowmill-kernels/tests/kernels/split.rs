@@ -28,7 +28,7 @@ fn all_in_planes(memory: &[f32], dim: usize, stride: usize) -> Vec<f32> {
 
 /// Every bit pattern, not only finite numbers, survives splitting and joining.
 #[test]
-fn halves_are_those_of_the_bits() {
+fn halves_are_the_upper_and_lower_bits() {
     let mut random = Random::new(3);
     for count in [0, 1, 7, 8, 15, 16, 17, 100] {
         let words: Vec<u32> = (0..count).map(|_| random.next() as u32).collect();
@@ -51,7 +51,7 @@ fn halves_are_those_of_the_bits() {
 }
 
 #[test]
-fn an_update_leaves_the_bits_of_whole_floats() {
+fn an_update_is_bit_identical_to_whole_floats() {
     let mut random = Random::new(5);
     for count in [0, 1, 7, 8, 15, 16, 17, 100] {
         let weights = random.floats(count);
@@ -104,7 +104,7 @@ proptest! {
     }
 
     #[test]
-    fn updates_are_those_of_32_bit_rows_to_the_last_bit(
+    fn updates_are_bit_identical_to_32_bit_rows(
         optimizer in optimizers(), dim in dims(), count in 1_usize..20, seed: u64,
     ) {
         let mut random = Random::new(seed);

@@ -57,7 +57,7 @@ proptest! {
 }
 
 #[test]
-fn ends_of_the_range_are_ids_like_others() {
+fn the_smallest_and_largest_ids_are_ordinary_ids() {
     let ids = [u64::MAX, 0, (1 << 63) - 1, u64::MAX, 1 << 63, 0];
     for padding in [None, Some(u64::MAX), Some(0), Some(5)] {
         check(&ids, padding, &mut UniqueScratch::default());
@@ -65,7 +65,7 @@ fn ends_of_the_range_are_ids_like_others() {
 }
 
 #[test]
-fn only_padding_is_no_unique_id() {
+fn a_batch_of_padding_has_no_unique_ids() {
     check(&[9; 100], Some(9), &mut UniqueScratch::default());
 }
 

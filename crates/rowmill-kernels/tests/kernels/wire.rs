@@ -63,7 +63,7 @@ impl Shape {
 
 proptest! {
     #[test]
-    fn packs_rows_and_adds_them_up(shape in shapes(), seed: u64) {
+    fn packing_and_adding_rows_equal_the_loop(shape in shapes(), seed: u64) {
         let mut random = Random::new(seed);
         let (rows, inverse) = (random.floats(shape.row_floats()), shape.inverse(&mut random));
         let mut expected = Vec::new();
@@ -89,7 +89,7 @@ proptest! {
     }
 
     #[test]
-    fn pools_bags_and_sends_gradients_back(
+    fn pooling_bags_and_returning_gradients_equal_the_loop(
         shape in shapes(),
         bags in 0_usize..5,
         features in 1_usize..4,
@@ -179,7 +179,7 @@ proptest! {
 
 #[test]
 #[should_panic(expected = "every lookup's row must be within the message")]
-fn a_row_that_reaches_beyond_the_message_is_refused() {
+fn a_row_beyond_the_message_is_refused() {
     let recovery = Recovery {
         message: Message { counts: &[1, 1], dims: &[4, 2] },
         combined: &[1],
@@ -194,7 +194,7 @@ fn a_row_that_reaches_beyond_the_message_is_refused() {
 
 #[test]
 #[should_panic(expected = "a feature's columns must be within the stride")]
-fn a_column_past_the_largest_number_is_refused() {
+fn a_column_that_overflows_is_refused() {
     let recovery = Recovery {
         message: Message { counts: &[1], dims: &[4] },
         combined: &[0],
@@ -209,7 +209,7 @@ fn a_column_past_the_largest_number_is_refused() {
 
 #[test]
 #[should_panic(expected = "out must have bags * stride numbers")]
-fn lines_past_the_largest_number_are_refused() {
+fn a_number_of_lines_that_overflows_is_refused() {
     let recovery = Recovery {
         message: Message { counts: &[1], dims: &[4] },
         combined: &[],
@@ -238,7 +238,7 @@ fn fewer_factors_than_lookups_are_refused() {
 }
 
 #[test]
-fn floats_that_cannot_be_counted_are_refused() {
+fn a_number_of_floats_that_overflows_is_refused() {
     // 2^64 floats: modulo 2^64, a message of no floats.
     let message = Message { counts: &[1 << 31; 4], dims: &[1 << 31] };
     assert_eq!(message.floats(), None);

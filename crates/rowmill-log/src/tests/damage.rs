@@ -81,7 +81,7 @@ fn the_damaged_block_of_a_wide_row_is_named() {
 }
 
 #[test]
-fn a_flipped_bit_in_a_trailer_fails_the_segment_and_no_other() {
+fn a_flipped_bit_in_a_trailer_fails_only_its_segment() {
     let damaged = Damaged::new();
     let trailer = config(64).geometry.trailer_offset() as u64;
     damaged.device.edit(trailer, |block| block[50] ^= 1);
@@ -167,7 +167,7 @@ fn a_read_error_fails_the_rows_of_its_block_only() {
 }
 
 #[test]
-fn a_damaged_segment_delivers_its_healthy_blocks_and_is_no_victim() {
+fn a_damaged_segment_delivers_its_intact_blocks_and_is_not_cleaned() {
     let damaged = Damaged::new();
     damaged.device.edit(4096, |block| block[0] ^= 1);
     let log = damaged.open(64);
@@ -199,7 +199,7 @@ fn a_truncated_file_is_refused_at_once() {
 }
 
 #[test]
-fn a_state_that_cannot_be_true_is_refused() {
+fn an_impossible_state_is_refused() {
     let damaged = Damaged::new();
     let good = &damaged.state;
     let mut twice = good.clone();
@@ -221,7 +221,7 @@ fn a_state_that_cannot_be_true_is_refused() {
 }
 
 #[test]
-fn a_failed_write_poisons_and_what_is_in_memory_stays_readable() {
+fn a_failed_write_poisons_the_log_and_rows_in_memory_stay_readable() {
     for full in [false, true] {
         let device = Faulty::new(memory_device());
         let log = Log::open(device.clone(), config(64), &LogState::default()).unwrap();
@@ -260,7 +260,7 @@ fn appending_to_a_full_ring_ends_when_the_write_fails() {
 }
 
 #[test]
-fn a_failed_sync_poisons_and_the_state_names_nothing_of_it() {
+fn a_failed_sync_poisons_the_log_and_its_segments_are_not_in_the_state() {
     let device = Faulty::new(memory_device());
     let log = Log::open(device.clone(), config(64), &LogState::default()).unwrap();
     append(&log, 0..10);
@@ -273,7 +273,7 @@ fn a_failed_sync_poisons_and_the_state_names_nothing_of_it() {
 }
 
 #[test]
-fn a_log_opened_for_reading_takes_no_rows() {
+fn a_log_opened_for_reading_refuses_rows() {
     let damaged = Damaged::new();
     let reader = LogConfig { tail_buffers: 0, ..config(64) };
     let log = Log::open(damaged.device.clone(), reader, &damaged.state).unwrap();

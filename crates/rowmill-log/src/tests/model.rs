@@ -231,7 +231,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_log_agrees_with_a_map_and_its_last_checkpoint_survives(
+    fn the_log_equals_a_map_and_its_last_checkpoint_survives(
         steps in steps(), stride in prop_oneof![Just(16), Just(64), Just(80), Just(512), Just(4096), Just(5000)],
     ) {
         let mut model = Model::new(stride);

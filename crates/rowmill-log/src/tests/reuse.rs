@@ -85,7 +85,7 @@ fn a_short_segment_reads_back_and_costs_only_its_blocks() {
 }
 
 #[test]
-fn what_no_checkpoint_named_is_reused_at_once() {
+fn segments_of_no_checkpoint_are_reused_at_once() {
     let device = memory_device();
     let log = open(&device, &LogState::default());
     let per_segment = u64::from(log.geometry().rows_per_segment());
@@ -100,7 +100,7 @@ fn what_no_checkpoint_named_is_reused_at_once() {
 }
 
 #[test]
-fn what_a_checkpoint_names_waits_for_the_next_one() {
+fn segments_of_a_checkpoint_are_reused_after_the_next_one() {
     let device = memory_device();
     let log = open(&device, &LogState::default());
     let first = append(&log, 0..3);
@@ -128,7 +128,7 @@ fn what_a_checkpoint_names_waits_for_the_next_one() {
 }
 
 #[test]
-fn freeing_during_a_checkpoint_waits_for_the_one_after() {
+fn segments_freed_during_a_checkpoint_are_reused_after_the_next_one() {
     let device = memory_device();
     let log = open(&device, &LogState::default());
     let before = append(&log, 0..3);
@@ -169,7 +169,7 @@ fn a_failed_checkpoint_frees_nothing_and_the_next_one_does() {
 }
 
 #[test]
-fn a_place_is_not_reused_under_a_reader() {
+fn a_segment_is_not_reused_while_it_is_read() {
     let device = memory_device();
     let log = open(&device, &LogState::default());
     let first = append(&log, 0..3);
@@ -184,7 +184,7 @@ fn a_place_is_not_reused_under_a_reader() {
 }
 
 #[test]
-fn a_stale_row_number_in_a_recycled_place_is_moved() {
+fn a_stale_row_number_in_a_reused_segment_is_moved() {
     let device = memory_device();
     let log = open(&device, &LogState::default());
     let first = append(&log, 0..3);
@@ -241,7 +241,7 @@ fn sequence_numbers_differ_after_every_opening() {
 }
 
 #[test]
-fn free_places_at_the_end_are_given_back() {
+fn free_segments_at_the_end_are_truncated() {
     let device = memory_device();
     let log = open(&device, &LogState::default());
     let per_segment = u64::from(log.geometry().rows_per_segment());
@@ -262,7 +262,7 @@ fn free_places_at_the_end_are_given_back() {
 }
 
 #[test]
-fn a_reader_of_a_whole_segment_holds_its_place_alone() {
+fn a_reader_of_a_whole_segment_holds_only_that_segment() {
     let log = open(&memory_device(), &LogState::default());
     let per_segment = u64::from(log.geometry().rows_per_segment());
     let place_bytes = log.geometry().place_bytes() as u64;
@@ -283,7 +283,7 @@ fn a_reader_of_a_whole_segment_holds_its_place_alone() {
 }
 
 #[test]
-fn free_places_within_the_file_are_given_back_but_those_kept() {
+fn free_segments_within_the_file_are_discarded_except_reserves() {
     let device = Faulty::new(memory_device());
     let log = Log::open(device.clone(), config(STRIDE), &LogState::default()).unwrap();
     let per_segment = u64::from(log.geometry().rows_per_segment());
@@ -353,7 +353,7 @@ fn cleaning_moves_live_rows_and_frees_the_victim() {
 }
 
 #[test]
-fn moved_rows_get_segments_of_their_own_even_with_one_buffer() {
+fn moved_rows_get_their_own_segments_even_with_one_buffer() {
     for (tail_buffers, writer_thread) in
         [1, 2, 3].into_iter().flat_map(|buffers| [(buffers, true), (buffers, false)])
     {
@@ -382,7 +382,7 @@ fn moved_rows_get_segments_of_their_own_even_with_one_buffer() {
 }
 
 #[test]
-fn memory_for_checksums_stays_within_its_bound() {
+fn memory_for_checksums_is_limited() {
     let device = memory_device();
     let config = LogConfig { checksum_bytes_max: 200, ..config(4096) };
     let log = Log::open(device, config, &LogState::default()).unwrap();
@@ -408,7 +408,7 @@ fn memory_for_checksums_stays_within_its_bound() {
 }
 
 #[test]
-fn what_is_appended_after_its_state_is_none_of_a_checkpoint_that_waits() {
+fn rows_appended_after_its_state_do_not_belong_to_a_waiting_checkpoint() {
     let log = Log::open(memory_device(), config(STRIDE), &LogState::default()).unwrap();
     let per_segment = u64::from(log.geometry().rows_per_segment());
     append(&log, 0..2 * per_segment);
@@ -436,7 +436,7 @@ fn what_is_appended_after_its_state_is_none_of_a_checkpoint_that_waits() {
 }
 
 #[test]
-fn row_numbers_run_out_without_harm() {
+fn running_out_of_row_numbers_is_an_error_without_damage() {
     let geometry = Geometry::new(1, 1 << 20);
     let (live, readings) = (LiveCounts::default(), Readings::default());
     let config = LogConfig::for_reading(0, geometry, 0);

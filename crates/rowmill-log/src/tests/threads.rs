@@ -27,7 +27,7 @@ fn is_recycled(log: &Log) -> bool {
 }
 
 #[test]
-fn readers_never_see_another_row_while_places_are_recycled() {
+fn readers_never_see_another_row_while_segments_are_reused() {
     let log = Log::open(memory_device(), config(STRIDE), &LogState::default()).unwrap();
     let index: RwLock<HashMap<u64, (u32, u64)>> = RwLock::default();
     for id in 0..IDS {
@@ -131,7 +131,7 @@ fn appending_from_several_threads_keeps_every_row() {
 }
 
 #[test]
-fn delivering_may_append() {
+fn the_callback_of_a_read_may_append() {
     let log = Log::open(memory_device(), config(STRIDE), &LogState::default()).unwrap();
     let numbers = append(&log, 0..500);
     let wanted: Vec<_> = (0..).zip(&numbers).map(|(id, number)| (*number, key(id))).collect();
@@ -145,7 +145,7 @@ fn delivering_may_append() {
 }
 
 #[test]
-fn who_can_wait_finds_the_buffers_empty() {
+fn waiting_for_writes_leaves_the_buffers_empty() {
     let log =
         Log::open(memory_device(), LogConfig { writer_thread: false, ..config(512) }, &LogState::default())
             .unwrap();
@@ -157,7 +157,7 @@ fn who_can_wait_finds_the_buffers_empty() {
 }
 
 #[test]
-fn nobody_waits_for_a_poisoned_log() {
+fn waits_on_a_poisoned_log_end() {
     let device = Faulty::new(memory_device());
     let log = Log::open(device.clone(), config(512), &LogState::default()).unwrap();
     device.set(|faults| faults.writes_left = Some(0));
