@@ -41,7 +41,7 @@ class Cell:
 
     @property
     def steps(self) -> int:
-        """Steps per round, each with its own batch. With batches prepared ahead, the first has no step to hide behind."""
+        """Steps per round, each with its own batch. If batches are prepared ahead, no step hides the preparation of the first."""
         return 4 if self.batch > 1024 else 12
 
     def as_json(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ SHARE = 4
 LEAD = 8
 """Unmeasured steps at the start of each round, at least; they use up prefetches from before other variants ran."""
 LOOKAHEAD = 16
-"""Unmeasured steps after a swap of partitions: such a step needs more new rows than the device can read in its time."""
+"""Default of --lookahead. After a swap of partitions, a step needs more new rows than the device can read in its time."""
 _INDEX_BYTES = 24
 """Memory per row beyond its bytes: index and bookkeeping."""
 _FIXED_BYTES = 64 << 20

@@ -17,7 +17,7 @@ _CHECKED_ROWS = 1024
 def click_identity(
     config: Config, source: Source, *, train_rows: int, vocabulary: str | None
 ) -> dict[str, Any]:
-    """Settings of a click model, and what tells its log from others."""
+    """The settings of a click model and the checksums of its log, by name."""
     settings = config.as_dict()
     return {
         "columns": source.schema.names,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def node_identity(config: Config, graph: NodeGraph) -> dict[str, Any]:
-    """Settings of the task, and what tells its graph from others."""
+    """The settings of the task and the checksum of its graph, by name."""
     settings = config.as_dict()["gnn"]
     # Samples do not depend on the number of threads, and each split is a run of its own.
     del settings["sample_threads"], settings["splits"]

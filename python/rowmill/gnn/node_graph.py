@@ -199,7 +199,7 @@ def read_node_graph(
         isolated: What to do with nodes without neighbours: "error" or "keep".
 
     Raises:
-            DataError: The file or an array is missing, malformed or inconsistent; names the array and the entry.
+        DataError: The file or an array is missing, malformed or inconsistent; names the array and the entry.
     """
     arrays = _load(path)
     labels = _labels(path, arrays)

@@ -81,7 +81,7 @@ class NeighbourSampler:
             other nodes of the batch.
 
     Raises:
-            InvalidInput: An array has the wrong dtype, shape or content, or a fan-out is out of range.
+        InvalidInput: An array has the wrong dtype, shape or content, or a fan-out is out of range.
 
     Examples:
         >>> import numpy as np

@@ -26,7 +26,7 @@ def train_splits(config: Config, console: Console) -> dict[str, Any]:
         metric; the same for the best validation metrics; and the seconds of training.
 
     Raises:
-            ConfigError: A setting does not work with several splits, or the folder of a split holds another run.
+        ConfigError: A setting does not work with several splits, or the folder of a split holds another run.
     """
     for name, value in (
         ("store.path", config.store.path),

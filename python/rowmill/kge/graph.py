@@ -81,7 +81,7 @@ def read_graph(folder: Path, *, unseen: Literal["error", "rank"] = "error") -> G
             too, so that they are ranked with their initial rows.
 
     Raises:
-            DataError: A file is missing, empty or malformed, or has an unknown relation or entity; names file and line.
+        DataError: A file is missing, empty or malformed, or has an unknown relation or entity; names file and line.
     """
     if not folder.is_dir():
         raise DataError(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def graph_identity(config: Config, graph: Graph) -> dict[str, Any]:
-    """Settings of the task, and what tells its graph from others."""
+    """The settings of the task and the checksum of its graph, by name."""
     settings = config.as_dict()["kge"]
     # The number of validations only adds points to the curves.
     del settings["validate_every"]

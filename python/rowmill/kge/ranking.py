@@ -169,7 +169,7 @@ def rank(
         block: Queries scored at a time.
 
     Raises:
-            InvalidInput: `triples` has the wrong shape or dtype or names an unknown entity, or a score is not finite.
+        InvalidInput: `triples` has the wrong shape or dtype or names an unknown entity, or a score is not finite.
     """
     if triples.ndim != 2 or triples.shape[1] != 3 or triples.dtype.kind not in "iu":
         raise InvalidInput(
