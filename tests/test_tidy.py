@@ -69,7 +69,13 @@ CRATE_IMPORTS = {
     },
     "rowmill-remote": {"rowmill-io", "rowmill-store"},
     "rowmill-server": set[str](),
-    "rowmill-serve": {"rowmill-io", "rowmill-rows", "rowmill-server", "rowmill-store"},
+    "rowmill-serve": {
+        "rowmill-splitmix",
+        "rowmill-io",
+        "rowmill-rows",
+        "rowmill-server",
+        "rowmill-store",
+    },
     "rowmill-testkit": {"rowmill-splitmix", "rowmill-io"},
     "rowmill-python": {
         "rowmill-rows",

@@ -317,6 +317,22 @@ class Scan:
 
 _Handed: TypeAlias = tuple[WireBytes, str, list[int]]
 
+def loadtest(
+    url: str,
+    model: str,
+    requests: Path,
+    *,
+    senders: int | None,
+    rate: float | None,
+    trace: Path | None,
+    speed: float,
+    seconds: float | None,
+    warm_up_s: float,
+    slo_s: float,
+    seed: int,
+    connections: int,
+    check: float | None,
+) -> str: ...
 def start_serving_logs(level: str) -> None: ...
 
 @final

@@ -14,6 +14,8 @@ mod feed;
 mod folder_lock;
 mod fsck;
 mod interaction;
+mod interrupt;
+mod load;
 mod neighbours;
 mod queued_get;
 mod remote;
@@ -49,6 +51,8 @@ mod _core {
     use crate::fsck::fsck;
     #[pymodule_export]
     use crate::interaction::{interact, interact_backward};
+    #[pymodule_export]
+    use crate::load::loadtest;
     #[pymodule_export]
     use crate::neighbours::{check_graph, sample_neighbours};
     #[pymodule_export]

@@ -22,7 +22,7 @@ type Given<'py> = (Bound<'py, PyAny>, String, Vec<u64>);
 /// The same on its way to Python.
 type Handed = (WireBytes, &'static str, Vec<u64>);
 
-fn raised(py: Python<'_>, failure: &Failure) -> PyErr {
+pub(crate) fn raised(py: Python<'_>, failure: &Failure) -> PyErr {
     let class = match failure.status {
         Status::Invalid => "InvalidInput",
         _ => "ServingError",

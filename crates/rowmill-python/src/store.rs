@@ -14,8 +14,8 @@ use crate::buffers::{
     Buffer, FloatArray, float_bytes, floats, floats_mut, id_bytes, ids as id_buffer, is_bf16, numbers,
 };
 use crate::changes::Changes;
-use crate::errors::{invalid, raised};
-use crate::remote::interruptible;
+use crate::errors::{invalid, raised, remote_raised};
+use crate::interrupt::interruptible;
 use crate::spec::read_spec;
 use crate::stats::{checkpoint_dict, push_dict, stats_dict};
 use crate::table::{Table, destination};
@@ -331,7 +331,8 @@ impl Store {
         let info = interruptible(py, |interrupted| {
             let remote = rowmill_remote::Remote::open(url)?;
             rowmill_remote::push(&self.0.pin_checkpoint()?, &remote, keep, interrupted)
-        })?;
+        })?
+        .map_err(|error| remote_raised(py, &error))?;
         push_dict(py, &info)
     }
 

@@ -5,6 +5,7 @@ mod batching;
 mod failure;
 mod front_door;
 mod halves;
+mod load;
 mod messages;
 mod per;
 mod plan;
@@ -17,6 +18,7 @@ pub use batching::{Batch, BatchLimits, Batcher, Dispatcher, Job, Next, Refusal, 
 pub use failure::Failure;
 pub use front_door::{Answer, Ask, FrontDoor, Given, Model, Statistics, TensorSpec};
 pub use halves::{Program, Task, TopK};
+pub use load::{Counts, LoadOptions, LoadReport, Pace, Percentiles, StatusCount, load};
 pub use messages::{
     DType, HEADER_BYTES, Header, Intake, Kind, Limits, Message, MessageError, Received, SMALL_BYTES,
     SpoiledCause, Status, StreamError, Tensor, TensorName, VERSION, encode, read,

@@ -18,6 +18,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
+from rowmill.cli.load import add_loadtest
 from rowmill.cli.serving import add_serve
 from rowmill.config.config import SECTIONS, load_config, section_from, settings_of
 from rowmill.config.setting import ConfigError
@@ -252,6 +253,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     add_serve(commands)
+    add_loadtest(commands)
 
     data = commands.add_parser("data", help="generate or convert training data").add_subparsers(
         required=True, metavar="COMMAND"

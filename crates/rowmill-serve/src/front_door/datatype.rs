@@ -15,8 +15,14 @@ const NAMES: [(DType, &str); 10] = [
     (DType::Bool, "BOOL"),
 ];
 
-pub(super) fn name(dtype: DType) -> &'static str {
+/// The name of a type in the protocol.
+pub(crate) fn name(dtype: DType) -> &'static str {
     NAMES.iter().find(|(known, _)| *known == dtype).map_or("", |(_, name)| name)
+}
+
+/// The type of a name.
+pub(crate) fn named(name: &str) -> Option<DType> {
+    NAMES.iter().find(|(_, known)| *known == name).map(|(dtype, _)| *dtype)
 }
 
 /// The name of elements; `BYTES` for texts.

@@ -7,7 +7,7 @@
 //! are unsupported.
 
 mod call;
-mod datatype;
+pub(crate) mod datatype;
 mod http;
 mod inputs;
 mod model;

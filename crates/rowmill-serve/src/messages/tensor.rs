@@ -52,6 +52,24 @@ impl DType {
         NAMES.iter().find(|(known, _)| *known == self).expect("every type has a name").1
     }
 
+    /// The type that a file of safetensors calls `dtype`; `None` for a type that is not served.
+    pub(crate) fn of_safetensors(dtype: safetensors::Dtype) -> Option<Self> {
+        use safetensors::Dtype;
+        Some(match dtype {
+            Dtype::F32 => Self::Float32,
+            Dtype::F64 => Self::Float64,
+            Dtype::F16 => Self::Float16,
+            Dtype::BF16 => Self::BFloat16,
+            Dtype::I8 => Self::Int8,
+            Dtype::I16 => Self::Int16,
+            Dtype::I32 => Self::Int32,
+            Dtype::I64 => Self::Int64,
+            Dtype::U8 => Self::UInt8,
+            Dtype::BOOL => Self::Bool,
+            _ => return None,
+        })
+    }
+
     /// Bytes of one element.
     pub fn bytes(self) -> usize {
         match self {

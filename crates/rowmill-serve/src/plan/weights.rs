@@ -57,24 +57,12 @@ impl Weights {
     /// # Errors
     /// When the file has none of that name, or cannot be read.
     pub(super) fn read(&self, name: &str) -> Result<Array, Failure> {
-        use safetensors::Dtype;
         let wrong = |cause: String| {
             Failure::new(Status::Failed, format!("weight {name:?} of {}: {cause}", self.path.display()))
         };
         let info = self.metadata.info(name).ok_or_else(|| wrong("the file has no such tensor".into()))?;
-        let dtype = match info.dtype {
-            Dtype::F32 => DType::Float32,
-            Dtype::F64 => DType::Float64,
-            Dtype::F16 => DType::Float16,
-            Dtype::BF16 => DType::BFloat16,
-            Dtype::I8 => DType::Int8,
-            Dtype::I16 => DType::Int16,
-            Dtype::I32 => DType::Int32,
-            Dtype::I64 => DType::Int64,
-            Dtype::U8 => DType::UInt8,
-            Dtype::BOOL => DType::Bool,
-            other => return Err(wrong(format!("type {other:?} is not served"))),
-        };
+        let dtype = DType::of_safetensors(info.dtype)
+            .ok_or_else(|| wrong(format!("type {:?} is not served", info.dtype)))?;
         let (begin, end) = info.data_offsets;
         let mut data = vec![0; end - begin];
         self.file

@@ -1,0 +1,106 @@
+"""The command `rowmill loadtest`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+_TOLERANCE = 1e-3
+
+
+def add_loadtest(commands: Any) -> None:
+    """Add `rowmill loadtest` to the commands."""
+    parser = commands.add_parser(
+        "loadtest", help="offer load to a server and measure goodput and latency"
+    )
+    parser.add_argument("url", metavar="URL", help="http://HOST:PORT of the server")
+    parser.add_argument("model", metavar="MODEL", help="name of the model")
+    parser.add_argument(
+        "--requests",
+        type=Path,
+        required=True,
+        metavar="BUNDLE|FILE",
+        help="requests to send in turn: those of a bundle, or of a file of safetensors in the form of its "
+        "examples.safetensors",
+    )
+    pace = parser.add_mutually_exclusive_group(required=True)
+    pace.add_argument(
+        "--senders",
+        type=int,
+        metavar="N",
+        help="closed loop: N senders, each sends when its last request has ended",
+    )
+    pace.add_argument(
+        "--rate", type=float, metavar="R", help="open loop: R Poisson arrivals per second"
+    )
+    pace.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="open loop: arrival times from FILE, one in seconds per line",
+    )
+    parser.add_argument(
+        "--speed", type=float, default=1.0, metavar="X", help="replay the trace X times as fast (1)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="measured time (10, or to the end of the trace)",
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="time before it, in which requests are sent and not counted (1)",
+    )
+    parser.add_argument(
+        "--slo",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="seconds within which an answer is good; requests carry it as their timeout (1)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of Poisson arrivals (0)")
+    parser.add_argument(
+        "--connections",
+        type=int,
+        default=256,
+        metavar="N",
+        help="connections of an open loop at most; arrivals beyond it are not sent (256)",
+    )
+    parser.add_argument(
+        "--check",
+        type=float,
+        nargs="?",
+        const=_TOLERANCE,
+        metavar="TOLERANCE",
+        help=f"count answers that differ from the recorded ones ({_TOLERANCE:g})",
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the report to a file")
+    parser.set_defaults(command=_loadtest, interrupted="; nothing was reported")
+
+
+def _loadtest(parsed: argparse.Namespace) -> int:
+    from rowmill.serve.load import loadtest, report_lines
+
+    names = ("senders", "rate", "trace", "speed", "seconds", "warm_up", "slo", "seed", "check")
+    options = {name: getattr(parsed, name) for name in (*names, "connections", "requests")}
+    report = loadtest(parsed.url, parsed.model, **options)
+    if parsed.json is not None:
+        parsed.json.write_text(json.dumps(report, indent=2) + "\n")
+    print("\n".join(report_lines(report)))
+    answered = report["counts"]["in_time"] + report["counts"]["late"]
+    if answered == 0:
+        print("rowmill: no request was answered", file=sys.stderr)
+    elif report["counts"]["wrong"]:
+        print(f"rowmill: {report['counts']['wrong']} answers are wrong", file=sys.stderr)
+    else:
+        return 0
+    return 1
