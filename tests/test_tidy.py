@@ -185,8 +185,9 @@ PYTHON_LAYERS = (
 # Folders of models. Their embeddings are arguments, which may be stored anywhere.
 PYTHON_MODELS = "ctr/models"
 
-# Hosts that a text may name: the licence, papers, pages of software we compare with, the namespace of SVG.
-HOSTS = {"www.apache.org", "arxiv.org", "doi.org", "www.w3.org"}
+# Hosts that a text may name: the licence, papers, pages of software we compare with, the namespace of SVG, the loopback
+# address, and a placeholder.
+HOSTS = {"www.apache.org", "arxiv.org", "doi.org", "www.w3.org", "127.0.0.1", "HOST"}
 # Cargo writes the name of its index into the lock file.
 ADDRESS_FREE = {"Cargo.lock", "tools/faster/Cargo.lock"}
 

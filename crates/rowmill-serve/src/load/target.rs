@@ -48,20 +48,20 @@ mod tests {
 
     #[test]
     fn urls_are_read_or_refused_with_the_reason() {
-        for url in ["http://127.0.0.1:8000", "http://host:80/", "http://[::1]:9"] {
+        for url in ["http://127.0.0.1:8000", "http://127.0.0.1:80/", "http://[::1]:9"] {
             let authority = url.trim_start_matches("http://").trim_end_matches('/');
             assert_eq!(Target::parse(url, "dlrm").unwrap().authority, authority);
         }
         for (url, why) in [
             ("127.0.0.1:8000", "scheme"),
-            ("https://host:1", "scheme"),
-            ("http://host", "port"),
-            ("http://host:1/v2", "path"),
+            ("https://127.0.0.1:1", "scheme"),
+            ("http://127.0.0.1", "port"),
+            ("http://127.0.0.1:1/v2", "path"),
             ("http://", "URL"),
         ] {
             let error = Target::parse(url, "dlrm").unwrap_err();
             assert!(error.text.contains(why) && error.text.contains(url), "{error} lacks {why:?}");
         }
-        assert!(Target::parse("http://host:1", "a/b").unwrap_err().text.contains("a/b"));
+        assert!(Target::parse("http://127.0.0.1:1", "a/b").unwrap_err().text.contains("a/b"));
     }
 }
