@@ -1,4 +1,4 @@
-"""Small models for every kind of graph that a partition meets."""
+"""Small models for the kinds of graphs that tests of the partition use."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ CLICK_MODELS: dict[str, tuple[str, Callable[[nn.Module], nn.Module]]] = {
     "dien": ("history", lambda bags: DIEN(bags, **_OVER)),
     "bst": ("history", lambda bags: BST(bags, **_OVER, heads=2)),
 }
-"""The ten click models of `rowmill train`, by name, with the columns of ids that they take."""
+"""The ten click models of `rowmill train` by name, with their id columns."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A module, and calls of it with any number of rows."""
+    """A module, and a function that makes its inputs for any number of rows."""
 
     module: nn.Module
     call: Callable[[int], tuple[Any, ...]]
 
 
 def stacked(store: rowmill.Store, columns: list[int]) -> StackedBags:
-    """Rows of a store, as a run of `rowmill train` has them, with values that differ from those of birth."""
+    """Rows in a store, as in a run of `rowmill train`, with values that differ from their initial values."""
     tables = [
         store.table(f"C{number}", dim=D, optimizer=rowmill.optim.SGD(lr=0.1))
         for number in range(max(columns) + 1)

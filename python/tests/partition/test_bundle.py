@@ -1,4 +1,4 @@
-"""Bundles on disk: what was exported answers after it is opened again, and what was damaged since does not open."""
+"""Bundles on disk: a reopened bundle gives the results of the exported module, and a damaged one does not open."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def answers_alike(bundle: Bundle, model: Model) -> None:
-    """A bundle answers as its module does, at batches it was not traced with."""
+    """Check that a bundle gives the results of its module, for batch sizes with which it was not traced."""
     names = [named["name"] for named in bundle.signature["inputs"]]
     model.module.eval()
     for rows in (1, 6):
@@ -47,12 +47,12 @@ def test_a_click_model_over_a_store(store: rowmill.Store, tmp_path: Path) -> Non
     model.module.eval()
     with torch.no_grad():
         expected = model.module(dense, unseen)
-    store.close()  # The bundle has rows of its own.
+    store.close()  # The bundle has its own copy of the rows.
     with Bundle.open(tmp_path / "bundle") as bundle:
         for inputs, answers in bundle.examples():
             for answer, told in zip(bundle.run(inputs), answers, strict=True):
                 assert torch.equal(answer, told)
-        # Ids without a row are born as they were in the store of the run.
+        # Ids without a row have the same initial values as in the store of the run.
         first, second = (named["name"] for named in bundle.signature["inputs"])
         (answer,) = bundle.run({first: dense, second: unseen})
         torch.testing.assert_close(answer, expected, rtol=1e-5, atol=1e-5)
@@ -61,7 +61,7 @@ def test_a_click_model_over_a_store(store: rowmill.Store, tmp_path: Path) -> Non
     plan = json.loads((tmp_path / "bundle" / "cpu.json").read_text())
     lookups = [step for step in plan["steps"] if step["op"] == "lookup"]
     assert [step["tables"] for step in lookups] == [["C0", "C1", "C2"]]
-    # Weights lie apart from the program.
+    # Weights are stored separately from the program.
     assert not (tmp_path / "bundle" / "cpu.pt2").exists()
     page = (tmp_path / "bundle" / "report.html").read_text()
     assert "colouring alone" in page
@@ -70,7 +70,7 @@ def test_a_click_model_over_a_store(store: rowmill.Store, tmp_path: Path) -> Non
 
 
 class Scores(nn.Module):
-    """Means of bags of torch's own, a mask, and the two best of every row."""
+    """Mean pooling by torch's own EmbeddingBag, a mask, and the two best scores of every row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def test_torch_embeddings_become_rows_and_post_processing_a_plan(tmp_path: Path)
         assert rows.table_names() == ["user", "words"]
 
 
-def test_an_operator_outside_the_list_makes_a_half_of_torch_and_export_says_so(
+def test_an_operator_without_a_plan_step_gives_a_torch_half_and_a_note(
     store: rowmill.Store, tmp_path: Path
 ) -> None:
     class Rounds(nn.Module):
@@ -126,7 +126,7 @@ def test_an_operator_outside_the_list_makes_a_half_of_torch_and_export_says_so(
 
 
 @pytest.mark.slow
-def test_a_compiled_dense_half_answers_like_the_module(
+def test_a_compiled_dense_half_gives_the_results_of_the_module(
     store: rowmill.Store, tmp_path: Path
 ) -> None:
     model = click_model("dlrm", lambda columns: stacked(store, columns))
@@ -158,7 +158,7 @@ def test_a_half_that_does_not_compile_runs_as_a_program(
         answers_alike(bundle, Model(layer, lambda rows: (torch.rand(rows, 4),)))
 
 
-def test_weights_that_two_layers_share_are_kept(tmp_path: Path) -> None:
+def test_weights_shared_by_two_layers_are_kept(tmp_path: Path) -> None:
     layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     layers[2].weight = layers[0].weight
     model = Model(layers, lambda rows: (torch.rand(rows, 4),))
@@ -167,7 +167,7 @@ def test_weights_that_two_layers_share_are_kept(tmp_path: Path) -> None:
         answers_alike(bundle, model)
 
 
-def test_what_exists_is_not_overwritten(tmp_path: Path) -> None:
+def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     layer, call = nn.Linear(4, 1), (torch.rand(3, 4),)
     with pytest.raises(BundleExists, match="bundle exists: remove it"):

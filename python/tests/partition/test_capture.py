@@ -1,4 +1,4 @@
-"""What capture does to a module, and what it says of modules that no graph can hold."""
+"""Capture of modules as graphs, and errors for modules that cannot be captured."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def line_of(text: str) -> str:
     return f"test_capture.py:{number}"
 
 
-def test_capture_is_of_eval_mode_and_leaves_the_mode_alone() -> None:
+def test_capture_uses_evaluation_mode_and_restores_the_mode() -> None:
     module = Layer()
     module.drop.eval()
     captured = capture(module, [(torch.rand(3, 4),)])
@@ -42,17 +42,17 @@ def test_capture_is_of_eval_mode_and_leaves_the_mode_alone() -> None:
     assert not module.drop.training
     names = [str(node.target) for node in captured.program.graph.nodes]
     assert not any("dropout" in name for name in names)
-    # Changes in place became results.
+    # In-place operators became functional ones.
     assert "aten.relu.default" in names
 
 
-def test_sizes_are_those_of_the_first_example() -> None:
+def test_fixed_sizes_come_from_the_first_example() -> None:
     captured = capture(Layer(), [(torch.rand(3, 4),), (torch.rand(9, 4),)])
     (first, *_) = captured.graph.operators
     assert (first.kind, first.results) == (Kind.INPUT, {captured.inputs[0]: 3 * 4 * 4})
 
 
-def test_passes_of_the_caller_come_first_and_in_order() -> None:
+def test_passes_of_the_caller_run_first_and_in_order() -> None:
     seen: list[str] = []
 
     def first(program: ExportedProgram) -> ExportedProgram:
@@ -77,14 +77,14 @@ def test_a_pass_must_return_a_program() -> None:
         capture(Layer(), [(torch.rand(3, 4),)], passes=[forgets])  # pyright: ignore[reportArgumentType]
 
 
-def test_one_row_is_no_example() -> None:
+def test_an_example_of_one_row_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"shape \[1, 4\].*at least 2 rows"):
         capture(Layer(), [(torch.rand(1, 4),)])
     with pytest.raises(InvalidInput, match="examples are empty"):
         capture(Layer(), [])
 
 
-def test_a_choice_by_data_names_operator_and_line() -> None:
+def test_the_error_for_a_data_dependent_branch_names_operator_and_line() -> None:
     class Chooses(Layer):
         def forward(self, x: Tensor) -> Tensor:
             if x.sum() > 0:  # here
@@ -96,7 +96,7 @@ def test_a_choice_by_data_names_operator_and_line() -> None:
     assert "`if x.sum() > 0:  # here`" in str(error.value)
 
 
-def test_a_size_by_data_names_operator_and_line() -> None:
+def test_the_error_for_a_data_dependent_size_names_operator_and_line() -> None:
     class Selects(Layer):
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x[x[:, 0] > 0])  # selects
@@ -106,7 +106,7 @@ def test_a_size_by_data_names_operator_and_line() -> None:
     assert "depends on data" in str(error.value)
 
 
-def test_a_buffer_that_changes_names_it_and_the_line() -> None:
+def test_the_error_for_a_changed_buffer_names_it_and_the_line() -> None:
     class Counts(Layer):
         def __init__(self) -> None:
             super().__init__()
@@ -121,7 +121,7 @@ def test_a_buffer_that_changes_names_it_and_the_line() -> None:
     assert "'calls'" in str(error.value)
 
 
-def test_a_batch_that_is_read_as_a_number_is_refused() -> None:
+def test_a_batch_size_used_as_a_constant_is_refused() -> None:
     class Fixed(Layer):
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x) + torch.zeros(int(x.shape[0]), 4)

@@ -1,6 +1,6 @@
-"""`rowmill export` that is killed, finds no space, or finds a file system without links, and runs of earlier versions.
+"""`rowmill export` when it is killed, on a full disk, on a file system without links, and for runs of earlier versions.
 
-A bundle is whole or absent, the run is untouched, and the next export works.
+A bundle is complete or missing, the run is not changed, and the next export works.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rowmill.config.config import Config
 
 _WAIT_S = 240.0
-"""Longest wait for an export, of which importing torch takes some seconds on a busy machine."""
+"""Longest wait for an export; importing torch takes some seconds of it on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def is_whole(bundle: Path) -> bool:
 
 
 def hidden(folder: Path) -> Iterator[Path]:
-    """Files in hidden folders."""
+    """Files in hidden (temporary) folders."""
     return (path for path in folder.glob(".*/**/*") if path.is_file())
 
 
@@ -95,7 +95,7 @@ def test_an_export_without_space_names_path_and_bytes(
     with small_disk("tmpfs", tmp_path, 64) as disk:
         arguments = ["export", str(run.train.out), "--out", str(disk / "bundle")]
         ballast = disk / "ballast"
-        # Space for no file, for a part of the rows, and for the rows.
+        # Space for no file, for some of the rows, and for all rows but not the other files.
         for share in (0.0, 0.3, 0.7):
             size = (64 << 20) - int(needed * share) // 4096 * 4096
             with ballast.open("wb") as file:
@@ -155,7 +155,7 @@ def test_other_failures_of_a_link_are_errors(tmp_path: Path) -> None:
         link_or_copy(tmp_path / "file", tmp_path / "link")
 
 
-def test_a_run_of_an_earlier_version_says_how_to_get_an_exportable_one(
+def test_the_error_for_a_run_of_an_earlier_version_gives_the_fix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = trained(tmp_path, "dlrm")

@@ -1,4 +1,4 @@
-"""`rowmill export` and `rowmill predict`: a run answers as its trainer does, without its data."""
+"""`rowmill export` and `rowmill predict` give the scores of the trainer; export needs no training data."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MODELS = [
 
 
 def held_out(folder: Path, *, labels: bool) -> Path:
-    """The rows that the trainer tests, as a file of its own."""
+    """The rows of the trainer's test as a separate file."""
     table = pq.read_table(folder / "log" / "log.parquet").slice(TRAIN_ROWS)
     path = folder / f"test-{labels}.parquet"
     pq.write_table(table if labels else table.drop_columns(["y", "bought"]), path)
@@ -57,7 +57,7 @@ def held_out(folder: Path, *, labels: bool) -> Path:
 
 
 def trainer_scores(config: Config) -> torch.Tensor:
-    """What the trainer's test computes, [rows, T]."""
+    """The scores of the trainer's test, [rows, T]."""
     with open_trainer(
         replace(config, train=replace(config.train, resume=True)), quiet()
     ) as trainer:
@@ -85,7 +85,7 @@ def scores_of(table: pa.Table) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_predict_is_the_trainer_and_the_bundle_is_predict(kind: str, tmp_path: Path) -> None:
+def test_predict_and_the_bundle_give_the_scores_of_the_trainer(kind: str, tmp_path: Path) -> None:
     config = trained(tmp_path, kind)
     expected = trainer_scores(config)
     data, unlabelled = held_out(tmp_path, labels=True), held_out(tmp_path, labels=False)
@@ -117,13 +117,13 @@ def test_predict_is_the_trainer_and_the_bundle_is_predict(kind: str, tmp_path: P
     per = {named["name"]: named["per"] for named in opened.signature["inputs"]}
     assert per.get("lengths", "user") == "user"
     assert per["ids"] == "item"
-    # Weights alone: a row has no optimizer state.
+    # Only weights: rows of a bundle have no optimizer state.
     files = [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
     assert files == []
 
 
 @pytest.mark.parametrize("ids", ["full", "hash"])
-def test_ids_of_every_kind(ids: str, tmp_path: Path) -> None:
+def test_every_id_mapping_can_be_exported(ids: str, tmp_path: Path) -> None:
     config = trained(tmp_path, "dlrm", data__ids=ids, data__buckets=30)
     scores = scores_of(
         predicted(tmp_path / "run", held_out(tmp_path, labels=True), tmp_path / "s.parquet")
@@ -141,7 +141,7 @@ def test_ids_of_every_kind(ids: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(not multiplies_bf16(), reason="this processor has no bfloat16 instructions")
 @pytest.mark.parametrize("precision", ["bf16", "split-bf16"])
 @pytest.mark.parametrize("dtype", ["bf16", "split-bf16"])
-def test_bfloat16(precision: str, dtype: str, tmp_path: Path) -> None:
+def test_bfloat16_runs_can_be_exported(precision: str, dtype: str, tmp_path: Path) -> None:
     config = trained(
         tmp_path,
         "dlrm",
@@ -173,7 +173,7 @@ def test_the_files_of_a_run_are_written_once_and_checked(
     resumed = replace(config, train=replace(config.train, resume=True, epochs=2))
     train(resumed, quiet())
     assert {file: file.stat().st_mtime_ns for file in files} == before
-    # Other settings are another file; schema and vocabulary are the same.
+    # Other settings give another file; schema and vocabulary are the same.
     assert len(list(store.glob("run-*.json"))) == 4
     out = ["--out", str(tmp_path / "b")]
     arguments = ["export", str(tmp_path / "run"), *out]
@@ -186,7 +186,7 @@ def test_the_files_of_a_run_are_written_once_and_checked(
                 file.write_bytes(kept + b" ")
             code = main(arguments)
             error = capsys.readouterr().err
-            # Of the first checkpoint's settings no checkpoint knows any more.
+            # No checkpoint refers to the settings of the first one any more.
             assert (code, file.name in error) in ((1, True), (0, False))
             if code == 0:
                 assert b'"epochs": 1' in kept
@@ -241,7 +241,7 @@ def test_rows_of_a_later_checkpoint_are_not_mixed_with_earlier_weights(tmp_path:
         pass
 
 
-def test_a_pushed_run_is_exported_where_it_was_restored(tmp_path: Path) -> None:
+def test_a_restored_run_can_be_exported(tmp_path: Path) -> None:
     trained(tmp_path, "ffnn")
     url = (tmp_path / "copies").as_uri()
     assert main(["push", str(tmp_path / "run" / "store"), url]) == 0

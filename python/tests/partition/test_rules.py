@@ -1,7 +1,7 @@
-"""Both rules on random graphs and on graphs of a few operators.
+"""Both placement rules on random graphs and on graphs of a few operators.
 
-A rule may place more, or less, than it should and still give a model that answers: only the bytes of a request show it. The
-minimum cut is compared with every placement there is, the rule `prism` with the colouring that it improves.
+A wrong placement still gives correct results; only the bytes of a request show it. So the minimum cut is compared with all
+possible placements, and the rule `prism` with the colouring that it improves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def random_graph(seed: int, operators_max: int) -> Graph:
 
 
 def chain_of(*steps: tuple[str, Kind, tuple[str, ...], int], outputs: str) -> Graph:
-    """A graph of operators that make one value each, called as they are."""
+    """A graph of operators with one result each, which has the name of the operator."""
     made = [Operator(name, kind, sources, {name: size}) for name, kind, sources, size in steps]
     return Graph(tuple(made), frozenset(outputs.split()))
 
@@ -44,7 +44,7 @@ def sent(placement: Placement) -> int:
     return sum(placement.crossing.values())
 
 
-def test_bytes_is_at_most_prism_is_at_most_colouring() -> None:
+def test_rule_bytes_sends_at_most_prism_which_sends_at_most_colouring() -> None:
     closer, smaller = 0, 0
     for seed in range(200):
         graph = random_graph(seed, 30)
@@ -53,12 +53,12 @@ def test_bytes_is_at_most_prism_is_at_most_colouring() -> None:
         assert least <= prism <= coloured, f"random_graph({seed}, 30): {least}, {prism}, {coloured}"
         closer += least < prism
         smaller += prism < coloured
-    # Graphs on which all agree would show nothing.
+    # The rules must differ on enough graphs.
     assert closer > 20
     assert smaller > 20
 
 
-def test_bytes_is_the_least_of_all_placements() -> None:
+def test_rule_bytes_is_the_minimum_over_all_placements() -> None:
     compared = 0
     for seed in range(200):
         graph = random_graph(seed, 12)
@@ -84,8 +84,8 @@ def test_every_placement_visits_the_dense_half_once() -> None:
             assert not dense & (graph.of_kind(Kind.LOOKUP, Kind.INPUT) | parts.post)
 
 
-def test_a_source_crosses_in_place_of_larger_tensors_derived_from_it() -> None:
-    # Both masks also decide what is looked up, so colouring leaves them on the CPU.
+def test_a_small_source_crosses_instead_of_larger_tensors_derived_from_it() -> None:
+    # Both masks also affect lookups, so colouring leaves them on the CPU.
     graph = chain_of(
         ("ids", Kind.INPUT, (), 80),
         ("one_hot", Kind.PLAIN, ("ids",), 400),
@@ -101,7 +101,7 @@ def test_a_source_crosses_in_place_of_larger_tensors_derived_from_it() -> None:
         assert {"one_hot", "mask"} <= placement.dense
 
 
-def test_bytes_pools_on_the_cpu_and_prism_does_not() -> None:
+def test_rule_bytes_pools_on_the_cpu_and_prism_does_not() -> None:
     graph = chain_of(
         ("ids", Kind.INPUT, (), 80),
         ("rows", Kind.LOOKUP, ("ids",), 1000),
@@ -113,7 +113,7 @@ def test_bytes_pools_on_the_cpu_and_prism_does_not() -> None:
     assert place(graph, "prism").crossing == {"rows": 1000}
 
 
-def test_of_equal_bytes_the_dense_half_gets_the_operator() -> None:
+def test_with_equal_bytes_the_operator_goes_to_the_dense_half() -> None:
     graph = chain_of(
         ("x", Kind.INPUT, (), 40),
         ("log", Kind.PLAIN, ("x",), 40),

@@ -1,6 +1,6 @@
-"""The parts of a split, run one after the other, against the program that was not split, bit for bit.
+"""The parts of a split, run in sequence, are bit-identical to the whole program.
 
-Batches of 1, of other sizes than the example's, and empty bags are among them: what tracing has taken for a number fails here.
+Tests use batches of 1, other batch sizes than the example's and empty bags, which find sizes that tracing made constant.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXAMPLE_ROWS = 5
 
 
 def checked(model: Model, rule: Rule = "bytes") -> Split:
-    """The split of a model, after it has answered as the program that was not split and as the module itself."""
+    """Split a model, and check that it gives the results of the whole program and of the module."""
     example = model.call(EXAMPLE_ROWS)
     captured = capture(model.module, [example])
     parts = split(captured, place(captured.graph, rule), example)
@@ -83,13 +83,13 @@ class Transformer(nn.Module):
 def test_a_transformer_over_torch_embeddings() -> None:
     parts = checked(Model(Transformer(), lambda rows: (torch.randint(0, IDS, (rows, 6)),)))
     assert parts.dense is not None
-    # A lookup of constants is a constant: computed once, in the dense half.
+    # A lookup of constants is a constant, which the dense half computes once.
     assert "aten.embedding.default" not in targets(parts.dense.program)
     assert any(name.startswith("folded.") for name, _ in parts.dense.program.named_buffers())
 
 
 class Ragged(nn.Module):
-    """Bags of any length with weights, and features of the rows of a batch."""
+    """Weighted bags of any length, and features per row of a batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def test_bags_of_any_length_and_empty_ones() -> None:
 
 
 class Tokens(nn.Module):
-    """No tensor that crosses has the batch as one of its sizes."""
+    """A model in which no crossing tensor has the batch as one of its sizes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Tokens(nn.Module):
         return self.layer(self.rows(ids.flatten()).view(ids.shape[0], 3 * D))
 
 
-def test_a_size_that_no_tensor_has_crosses_without_bytes() -> None:
+def test_a_batch_size_without_a_tensor_crosses_without_bytes() -> None:
     parts = checked(Model(Tokens(), lambda rows: (torch.randint(0, IDS, (rows, 3)),)))
     assert parts.cpu is not None
     assert parts.dense is not None
@@ -132,7 +132,7 @@ def test_a_size_that_no_tensor_has_crosses_without_bytes() -> None:
 
 
 class TwoOutputs(nn.Module):
-    """The score of every row, and the vector that it was made of."""
+    """The score of every row, and the vector from which it was computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def test_an_output_that_is_not_dense_does_not_cross() -> None:
 
 
 class Ranking(nn.Module):
-    """A user once, candidates, and the three best of them."""
+    """One user, candidates, and the three best of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class Ranking(nn.Module):
         return best.values, items[best.indices]
 
 
-def test_ranking_repeats_the_user_behind_the_crossing_and_sorts_after_the_reply() -> None:
+def test_ranking_repeats_the_user_after_the_crossing_and_sorts_after_the_reply() -> None:
     def call(rows: int) -> tuple[Tensor, Tensor]:
         return torch.tensor(3), torch.randint(0, IDS, (rows,))
 
@@ -197,7 +197,7 @@ def test_a_model_of_embeddings_alone_has_no_dense_half() -> None:
     assert not parts.placement.crossing
 
 
-def test_a_dense_half_for_other_machines_has_no_operator_of_ours(store: rowmill.Store) -> None:
+def test_a_portable_dense_half_has_no_rowmill_operators(store: rowmill.Store) -> None:
     model = click_model("dlrm", lambda columns: stacked(store, columns))
     parts = checked(model)
     assert parts.dense is not None
