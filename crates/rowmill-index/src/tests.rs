@@ -1,7 +1,7 @@
-//! Every index against a `HashMap` under random operations, and the cases that break hash tables:
-//! ids 0 and `u64::MAX` beside zero memory, ids equal in their low bits, endless replacing, copying one
-//! index into another in its own order, growth under a memory limit, and threads that touch one bucket.
-//! `measure_lookups` (ignored) prints how fast lookups are.
+//! Compares every index with a `HashMap` under random operations, and tests cases that break hash tables: ids 0 and
+//! `u64::MAX` in zeroed memory, ids equal in their low bits, endless replacement, copying one index into another in
+//! its own order, growth under a memory limit, and threads that touch one bucket. `measure_lookups` (ignored)
+//! prints the rate of lookups.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use super::*;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Insert the id, or move it if it is there.
+    /// Insert the id, or move it if it exists.
     Set(u64, Location),
     Remove(u64),
     Touch(u64),
@@ -22,11 +22,11 @@ enum Step {
     Clock(u64, u8),
     /// Take a clock at this bound.
     Take(u64, u8),
-    /// Give it back.
+    /// Release it.
     Give(u64),
-    /// Insert or move this many ids from `first` on, `stride` apart.
+    /// Insert or move this many ids, beginning with `first`, `stride` apart.
     Fill(u64, u64, u32),
-    /// Remove as many.
+    /// Remove the same number.
     Clear(u64, u64, u32),
 }
 
@@ -41,7 +41,7 @@ fn location(word: u32) -> Location {
     if word & 1 == 0 { Location::resident(word >> 2) } else { Location::device(word >> 1) }
 }
 
-/// Few enough ids that steps meet, from every part of the id space.
+/// Few enough ids that operations meet the same ones, from every part of the id space.
 fn sparse_id() -> impl Strategy<Value = u64> + Clone {
     prop_oneof![
         Just(0),
@@ -147,7 +147,7 @@ impl Pair {
         }
     }
 
-    /// The two agree on every id, present or not, found by its id or by visiting all.
+    /// The index and the map agree on every id, present or not, found by its id or by visiting all.
     fn compare(&self, absent: &[u64]) {
         assert_eq!(self.index.len(), self.model.len());
         if let Some(first) = self.index.array() {
@@ -301,8 +301,8 @@ fn inserts_after_a_reserve_do_not_move_entries() {
     }
 }
 
-/// Replacing rows for ever at a constant number of them must not wear the index out: overflow bits that
-/// nothing needs would send every lookup of an absent id through the whole table.
+/// Replacing rows at a constant number of them must not slow lookups down. Overflow bits that are not needed
+/// any more would send every lookup of an absent id through the whole table.
 #[test]
 fn lookups_of_absent_ids_stay_short_after_many_replacements() {
     const ROWS: u64 = 20_000;
@@ -318,8 +318,8 @@ fn lookups_of_absent_ids_stay_short_after_many_replacements() {
     assert!(buckets < 30_000, "{buckets} buckets read for 10000 absent ids");
 }
 
-/// Copying an index in the order it is visited, into one that grows on the way, must not pile rows up:
-/// in bucket order the average insert would probe hundreds of buckets here.
+/// Copying an index in the order of a visit, into one that grows meanwhile, must not form clusters: in bucket
+/// order the average insert would probe hundreds of buckets here.
 #[test]
 fn copying_an_index_in_its_own_order_is_linear() {
     let mut source = HashIndex::new();
@@ -333,8 +333,8 @@ fn copying_an_index_in_its_own_order_is_linear() {
     assert!(buckets < 10 * copy.len(), "{} buckets per insert", buckets as f64 / copy.len() as f64);
 }
 
-/// Growing gives the old memory back on the way. Peak memory is of a whole process, so this takes one of
-/// its own, away from the tests that run beside it.
+/// Growing releases the old memory step by step. Peak memory is counted per process, so this test runs in its
+/// own process.
 #[test]
 fn growing_does_not_hold_old_and_new_at_once() {
     let status = std::process::Command::new(std::env::current_exe().unwrap())
@@ -360,20 +360,20 @@ fn growth_in_a_process_of_its_own() {
     assert!(peak < growth + (8 << 20), "grew by {growth} bytes, taking {peak} on the way");
 }
 
-/// High-water mark of resident memory of this process.
+/// Peak resident memory of this process.
 fn peak_resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
 }
 
-/// Threads that touch the five entries of one bucket never disturb each other's bits or the clocks.
+/// Threads that touch the five entries of one bucket do not change each other's bits or clocks.
 #[test]
 fn touching_an_entry_does_not_change_its_neighbours() {
     for ids in [IdRange::Sparse, IdRange::Dense { rows: 64 }] {
         for round in 0..200 {
             let mut index = TableIndex::new(ids, 0, 1);
-            // 64 ids in a page of 64 buckets: several share one.
+            // 64 ids in a page of 64 buckets, so some buckets have several.
             let entries: Vec<_> = (0..64).map(|id| index.insert(id, Location::device(id as u32))).collect();
             for (id, &entry) in entries.iter().enumerate() {
                 index.set_clock(entry, (id + round) as u8 % 16);
@@ -397,7 +397,7 @@ fn touching_an_entry_does_not_change_its_neighbours() {
     }
 }
 
-/// `cargo test --release -p rowmill-store measure_lookups -- --ignored --nocapture`
+/// `cargo test --release -p rowmill-index measure_lookups -- --ignored --nocapture`
 #[test]
 #[ignore = "a measurement of a minute, not a check"]
 fn measure_lookups() {
@@ -431,7 +431,7 @@ fn measure_lookups() {
         std::hint::black_box(sum);
     };
     for _ in 0..5 {
-        // The limit: one line of the same memory per id, prefetched, with the same hash.
+        // The limit: one prefetched line of the same memory per id, with the same hash.
         if let TableIndex::Hash(hash) = &hash {
             report("hash, home lines alone", count, || {
                 std::hint::black_box(present.chunks(BATCH).map(|ids| hash.read_homes(ids)).sum::<u64>());
@@ -454,8 +454,8 @@ fn measure_lookups() {
     });
 }
 
-/// Print the rate of `count` operations, by the CPU time of this thread: other work on the machine
-/// disturbs that less than the wall.
+/// Print the rate of `count` operations by the CPU time of this thread, which other work on the machine
+/// disturbs less than wall time.
 fn report(name: &str, count: u64, work: impl FnOnce()) {
     let started = thread_cpu_seconds();
     work();

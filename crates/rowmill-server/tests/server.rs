@@ -1,4 +1,4 @@
-//! A server as its users see it: a process of its own that gets signals and HTTP requests.
+//! A server as a user runs it: a separate process that gets signals and HTTP requests.
 //!
 //! The test program starts itself again as the server, because a signal reaches a whole process.
 
@@ -15,7 +15,7 @@ use rowmill_server::{Exposure, Server, bind_tcp, router, start_logs};
 const ROLE: &str = "ROWMILL_TEST_SERVER";
 const GENEROUS: Duration = Duration::from_mins(1);
 
-/// Not a test of its own: what the child process runs.
+/// Not a test: the program of the child process.
 #[test]
 fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -38,11 +38,11 @@ fn child() {
             std::future::pending::<()>().await;
         }
         if role == "waits" {
-            // Long enough for the parent to ask for health during the drain.
+            // Long enough for the parent to request the health during the drain.
             tokio::time::sleep(Duration::from_secs(3)).await;
         }
     });
-    // The long deadline is for the children that are ended by a second signal.
+    // The deadline is long, because these children are ended by a second signal.
     let deadline =
         if std::env::var_os("ROWMILL_TEST_SHORT").is_some() { Duration::from_millis(50) } else { GENEROUS };
     if let Err(error) = server.run(deadline) {
@@ -88,7 +88,7 @@ impl Process {
         answer
     }
 
-    /// The exit status and what the child logged.
+    /// The exit status and the log of the child.
     fn end(mut self) -> (ExitStatus, String) {
         let mut log = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();

@@ -1,4 +1,4 @@
-//! When places may be rewritten, and that reads, flushes and tail buffers agree about where rows are.
+//! When segments may be overwritten, and that reads, flushes and tail buffers agree on the location of rows.
 
 use std::collections::BTreeSet;
 
