@@ -112,6 +112,8 @@ pub struct Batcher<T> {
     queue: BTreeMap<(Instant, u64), Job<T>>,
     arrivals: u64,
     running: Option<Running>,
+    /// When the last batch ended, if requests waited then: the time until the next batch starts is part of its time.
+    waits_since: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -129,7 +131,7 @@ impl<T> Batcher<T> {
         let BatchLimits { batch_requests_max, batch_rows_max, queue_requests_max } = limits;
         assert!(batch_requests_max > 0 && batch_rows_max > 0 && queue_requests_max > 0, "{limits:?}");
         let (service, queue) = (ServiceTime::default(), BTreeMap::new());
-        Self { limits, service, queue, arrivals: 0, running: None }
+        Self { limits, service, queue, arrivals: 0, running: None, waits_since: None }
     }
 
     /// Requests that wait.
@@ -163,9 +165,12 @@ impl<T> Batcher<T> {
         if self.running.is_some() {
             return next;
         }
+        let started = self.waits_since.take().unwrap_or(now);
         let mut plan = Plan::default();
         while let Some(first) = self.queue.first_entry() {
-            let step = plan.add(&self.limits, &self.service, now, first.get().deadline, first.get().rows);
+            let margin = self.service.margin(0);
+            let step =
+                plan.add(&self.limits, &self.service, margin, now, first.get().deadline, first.get().rows);
             match step {
                 Step::Joins => next.batch.push(first.remove()),
                 Step::Starts => break,
@@ -177,7 +182,7 @@ impl<T> Batcher<T> {
             }
         }
         if !next.batch.is_empty() {
-            self.running = Some(Running { started: now, rows: plan.rows });
+            self.running = Some(Running { started, rows: plan.rows });
         }
         next
     }
@@ -189,6 +194,7 @@ impl<T> Batcher<T> {
     pub fn finish(&mut self, now: Instant) {
         let running = self.running.take().expect("a batch ends once");
         self.service.observe(running.rows, now.saturating_duration_since(running.started));
+        self.waits_since = (!self.queue.is_empty()).then_some(now);
     }
 
     /// Take out every request that waits, because the process ends.
@@ -222,16 +228,21 @@ impl<T> Batcher<T> {
         (with.met <= met_without).then_some(Refusal::WouldDelay { queued })
     }
 
-    /// Play [`Self::next`] and [`Self::finish`] with predicted times until the queue is empty.
+    /// Play [`Self::next`] and [`Self::finish`] with predicted times until the queue is empty. The newcomer has a margin for
+    /// all batches before its own. Requests that wait have that of one batch, as when their turn comes: else a passing doubt
+    /// about one of them would admit another in its place, and both would run.
     fn forecast(&self, free_at: Instant, queue: impl Iterator<Item = (Instant, u32, bool)>) -> Forecast {
         let (mut at, mut plan) = (free_at, Plan::default());
+        let mut ahead = usize::from(self.running.is_some());
         let mut forecast = Forecast { met: 0, newcomer_misses: None };
         for (deadline, rows, is_newcomer) in queue {
-            let mut step = plan.add(&self.limits, &self.service, at, deadline, rows);
+            let margin = |ahead| self.service.margin(if is_newcomer { ahead } else { 0 });
+            let mut step = plan.add(&self.limits, &self.service, margin(ahead), at, deadline, rows);
             if let Step::Starts = step {
                 at = at.checked_add(self.service.predict(plan.rows)).unwrap_or(at);
                 plan = Plan::default();
-                step = plan.add(&self.limits, &self.service, at, deadline, rows);
+                ahead += 1;
+                step = plan.add(&self.limits, &self.service, margin(ahead), at, deadline, rows);
             }
             match step {
                 Step::Misses { needed } if is_newcomer => {
@@ -273,18 +284,19 @@ enum Step {
 }
 
 impl Plan {
-    /// Add the next request to a batch that starts at `at`, if it fits. Deadlines never fall from call to call, so the
-    /// first one is the batch's.
+    /// Add the next request to a batch that starts at `at`, if it fits and would end by its deadline with a margin.
+    /// Deadlines never fall from call to call, so the first one is the batch's.
     fn add(
         &mut self,
         limits: &BatchLimits,
         service: &ServiceTime,
+        margin: Duration,
         at: Instant,
         deadline: Instant,
         rows: u32,
     ) -> Step {
         let total = self.rows.saturating_add(rows);
-        let needed = service.predict(total).saturating_add(service.margin());
+        let needed = service.predict(total).saturating_add(margin);
         let is_in_time = |deadline: Instant| at.checked_add(needed).is_some_and(|end| end <= deadline);
         if self.requests == 0 && !is_in_time(deadline) {
             return Step::Misses { needed };

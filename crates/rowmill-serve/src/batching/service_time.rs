@@ -51,9 +51,14 @@ impl ServiceTime {
         Duration::try_from_secs_f64(self.mean(f64::from(rows))).unwrap_or(Duration::MAX)
     }
 
-    /// What to add to the predicted end of a batch before comparing it with a deadline.
-    pub fn margin(&self) -> Duration {
-        Duration::try_from_secs_f64(DEVIATIONS * self.deviation).unwrap_or(Duration::MAX)
+    /// What to add to the predicted end of a batch that runs behind `ahead` others, before comparing it with a deadline.
+    ///
+    /// The deviations of n batches grow as the square root of n. The error of their mean, which about ten batches have
+    /// told, grows as n.
+    pub fn margin(&self, ahead: usize) -> Duration {
+        let ahead = ahead as f64;
+        let grown = ((1.0 + ahead) * (1.0 + (1.0 - MEMORY) * ahead)).sqrt();
+        Duration::try_from_secs_f64(DEVIATIONS * grown * self.deviation).unwrap_or(Duration::MAX)
     }
 
     fn mean(&self, rows: f64) -> f64 {
@@ -104,7 +109,7 @@ mod tests {
         (0..20).for_each(|_| time.observe(64, micros(640)));
         assert!(is_near(time.predict(128), micros(1280)));
         assert!(is_near(time.predict(1), micros(640)));
-        assert_eq!(time.margin(), Duration::ZERO);
+        assert_eq!(time.margin(0), Duration::ZERO);
     }
 
     #[test]
@@ -113,9 +118,13 @@ mod tests {
         (0..50).for_each(|_| time.observe(10, micros(100)));
         (0..30).for_each(|_| time.observe(10, micros(1000)));
         assert!(time.predict(10) > micros(950), "{:?}", time.predict(10));
-        let steady = time.margin();
+        let steady = time.margin(0);
         (0..20).for_each(|round| time.observe(10, micros(if round % 2 == 0 { 500 } else { 1500 })));
-        assert!(time.margin() > steady.max(micros(500)), "{:?}", time.margin());
+        assert!(time.margin(0) > steady.max(micros(500)), "{:?}", time.margin(0));
+        assert!(
+            is_near(time.margin(9), time.margin(0).mul_f64(19.0_f64.sqrt())),
+            "ten batches, of a mean of ten"
+        );
     }
 
     #[test]

@@ -61,7 +61,7 @@ fn a_batch_of_one_turns_batching_off() {
 fn a_batch_ends_before_its_earliest_deadline() {
     let now = Instant::now();
     let mut batcher = trained(NO_LIMITS, now);
-    let margin = batcher.service.margin();
+    let margin = batcher.service.margin(0);
     // Two rows take 3 ms, three take 4 ms.
     for (request, left) in
         [(0, millis(3) + margin + Duration::from_micros(500)), (1, millis(50)), (2, millis(50))]
@@ -118,6 +118,8 @@ struct Model {
     service: ServiceTime,
     waiting: Vec<(Instant, u64, u32)>,
     running: Option<(Instant, u32)>,
+    /// When the last batch ended, if requests waited then.
+    ended: Option<Instant>,
 }
 
 impl Model {
@@ -126,12 +128,19 @@ impl Model {
     }
 
     /// Batches that run from `at` on: their requests, and the requests that miss.
-    fn play(&self, mut at: Instant, mut waiting: Vec<(Instant, u64, u32)>) -> (Vec<Vec<u64>>, Vec<u64>) {
+    fn play(
+        &self,
+        mut at: Instant,
+        mut waiting: Vec<(Instant, u64, u32)>,
+        newcomer: Option<u64>,
+    ) -> (Vec<Vec<u64>>, Vec<u64>) {
         waiting.sort_by_key(|&(deadline, number, _)| (deadline, number));
         let (mut batches, mut missed) = (Vec::new(), Vec::new());
         while !waiting.is_empty() {
             let (first_deadline, first, first_rows) = waiting[0];
-            if at + self.time(first_rows) + self.service.margin() > first_deadline {
+            let ahead = batches.len() + usize::from(self.running.is_some());
+            let margin = |number| self.service.margin(if newcomer == Some(number) { ahead } else { 0 });
+            if at + self.time(first_rows) + margin(first) > first_deadline {
                 missed.push(first);
                 waiting.remove(0);
                 continue;
@@ -141,7 +150,7 @@ impl Model {
                 let rows: u64 = waiting[..count].iter().map(|&(_, _, rows)| u64::from(rows)).sum();
                 count <= self.limits.batch_requests_max
                     && rows <= u64::from(self.limits.batch_rows_max)
-                    && at + self.time(rows as u32) + self.service.margin() <= first_deadline
+                    && at + self.time(rows as u32) + margin(waiting[count - 1].1) <= first_deadline
             };
             let count = (1..=waiting.len()).take_while(|&count| is_batch(count)).last().unwrap();
             let rows = waiting[..count].iter().map(|&(_, _, rows)| rows).sum();
@@ -153,11 +162,12 @@ impl Model {
 
     fn admits(&self, now: Instant, newcomer: (Instant, u64, u32)) -> bool {
         let free = self.running.map_or(now, |(started, rows)| now.max(started + self.time(rows)));
-        let met = |waiting: Vec<_>| waiting.len() - self.play(free, waiting.clone()).1.len();
+        let met =
+            |waiting: Vec<_>| waiting.len() - self.play(free, waiting.clone(), Some(newcomer.1)).1.len();
         let with: Vec<_> = self.waiting.iter().copied().chain([newcomer]).collect();
         newcomer.2 <= self.limits.batch_rows_max
             && self.waiting.len() < self.limits.queue_requests_max
-            && !self.play(free, with.clone()).1.contains(&newcomer.1)
+            && !self.play(free, with.clone(), Some(newcomer.1)).1.contains(&newcomer.1)
             && met(with) > met(self.waiting.clone())
     }
 }
@@ -191,7 +201,7 @@ proptest! {
         let mut now = Instant::now();
         let mut batcher = trained(limits, now);
         let mut model =
-            Model { limits, service: batcher.service.clone(), waiting: Vec::new(), running: None };
+            Model { limits, service: batcher.service.clone(), waiting: Vec::new(), running: None, ended: None };
         let (mut admitted, mut ended) = (0, 0);
         for (number, action) in (0_u64..).zip(actions) {
             match action {
@@ -209,13 +219,14 @@ proptest! {
                     let ran: Vec<u64> = requests(&next);
                     let refused: Vec<u64> = next.refused.iter().map(|refused| refused.job.request).collect();
                     if model.running.is_none() {
-                        let (batches, missed) = model.play(now, model.waiting.clone());
+                        let (batches, missed) = model.play(now, model.waiting.clone(), None);
                         let batch = batches.first().cloned().unwrap_or_default();
                         prop_assert_eq!(&ran, &batch);
                         // Requests that miss behind the batch are not known to miss yet.
                         prop_assert_eq!(&refused[..], &missed[..refused.len()]);
                         let rows = next.batch.iter().map(|job| job.rows).sum();
-                        model.running = (!ran.is_empty()).then_some((now, rows));
+                        let started = model.ended.take().unwrap_or(now);
+                        model.running = (!ran.is_empty()).then_some((started, rows));
                         model.waiting.retain(|(_, number, _)| !ran.contains(number) && !refused.contains(number));
                         prop_assert!(!ran.is_empty() || model.waiting.is_empty());
                     } else {
@@ -227,6 +238,7 @@ proptest! {
                     if model.running.take().is_some() {
                         batcher.finish(now);
                         model.service = batcher.service.clone();
+                        model.ended = (!model.waiting.is_empty()).then_some(now);
                     }
                 }
                 Action::Pass { ms } => now += millis(ms),
@@ -327,4 +339,46 @@ fn ten_times_overload_leaves_the_device_busy_with_requests_that_are_met() {
     let span = arrivals.last().unwrap().at;
     let (met, _) = met_by_deadline(&arrivals);
     assert!(met as f64 >= 0.9 * span, "{met} met, {span} possible");
+}
+
+/// Ten times the load of a device that takes 15 to 25 ms per request, and half a millisecond between two of them. Half a
+/// second is left to each request. Returns how many are met, refused on arrival, and refused after a wait.
+fn overloaded(seed: u64) -> (usize, usize, usize) {
+    let begin = Instant::now();
+    let mut rng = Rng64::new(seed);
+    let mut batcher = Batcher::new(BatchLimits { batch_requests_max: 1, ..NO_LIMITS });
+    let (mut met, mut at_once, mut delayed) = (0, 0, 0);
+    // When the device ends its request, and when it takes the next one.
+    let (mut ends_at, mut takes_at) = (begin, begin);
+    for number in 0..30_000 {
+        let arrives = begin + millis(2 * number);
+        while takes_at <= arrives {
+            if batcher.is_running() {
+                batcher.finish(ends_at);
+            }
+            let next = batcher.next(takes_at);
+            delayed += next.refused.len();
+            let took = Duration::from_micros(15_000 + rng.below(10_000));
+            ends_at = takes_at + took;
+            met += next.batch.iter().filter(|job| ends_at <= job.deadline).count();
+            takes_at = ends_at + if next.batch.is_empty() { millis(1) } else { Duration::from_micros(500) };
+            if next.batch.is_empty() {
+                break;
+            }
+        }
+        at_once += usize::from(batcher.offer(arrives, job(arrives + millis(500), 1, number)).is_err());
+    }
+    (met, at_once, delayed)
+}
+
+#[test]
+fn overload_is_refused_on_arrival_although_the_device_is_irregular() {
+    for seed in 0..5 {
+        let (met, at_once, delayed) = overloaded(seed);
+        println!("{met} met, {at_once} refused on arrival, {delayed} after a wait");
+        // A minute has room for 2,927 requests of 20.5 ms.
+        assert!(met >= 2_780, "{met} met");
+        // So that p99 of refusals is a refusal on arrival.
+        assert!(delayed * 200 <= at_once, "{delayed} of {at_once} refusals after a wait");
+    }
 }
