@@ -1,7 +1,6 @@
-"""Plans of one or a few steps with their inputs, whose results the interpreter in Rust must give.
+"""Plans of one or a few steps with inputs and expected results, for tests of the interpreter in Rust.
 
-`python -m python.tests.serve.plan_cases` writes them, with the results of the definition in torch, to the golden file of the
-Rust test.
+`python -m python.tests.serve.plan_cases` writes the golden file of the Rust test; torch computes the expected results.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ _ALL = (
 _PLAIN = ("float32", "float64", "int64", "int32", "uint8", "bool")
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 ROUNDED = frozenset({"log1p", "sigmoid", "softmax", "sum", "mean"})
-"""Operators whose last bits torch gives in an order, or by an approximation, of its own."""
+"""Operators whose last bits differ from torch's, because torch sums in another order or approximates differently."""
 
 
 def values(dtype: str, shape: list[int], seed: int) -> Tensor:
-    """Values of a type, with signs, zeros, and what is not a number where the type has it."""
+    """Values of a dtype with both signs, zeros, and NaN and infinity if the dtype has them."""
     generator = torch.Generator().manual_seed(seed)
     kind = getattr(torch, dtype)
     if dtype == "bool":
@@ -61,7 +60,7 @@ def _case(steps: list[dict[str, Any]], /, **inputs: Tensor) -> dict[str, Any]:
                 {
                     "name": name,
                     "dtype": dtype_name(value.dtype),
-                    # The batch has a name where there is one.
+                    # The batch dimension, if there is one, has a name.
                     "shape": [*sizes["x"], *value.shape[1:]]
                     if value.dim() and name == "x"
                     else list(value.shape),
@@ -127,7 +126,7 @@ def cases() -> list[dict[str, Any]]:
         if finite.is_floating_point():
             finite = finite.nan_to_num(posinf=3.0) * 8
         for target in _ALL:
-            # Torch does not say what a negative float becomes as an unsigned integer.
+            # The conversion of negative floats to unsigned integers is undefined in torch.
             given = finite.abs() if target == "uint8" and finite.is_floating_point() else finite
             found.append(_one("cast", given, dtype=target))
     numbers: list[Any] = [{"number": 2}, {"number": -0.3}, {"number": True}]
@@ -172,12 +171,12 @@ def cases() -> list[dict[str, Any]]:
             found.append(_case([step], x=values(first, [3, 4], 20), y=values(first, [4], 21)))
         step = {"op": "arithmetic", "out": "out", "how": "neg", "a": "x", "b": {"number": None}}
         found.append(_case([step], x=values(first, [5], 22)))
-    # Tensors without dimensions decide only by their category.
+    # In type promotion, tensors without dimensions count only with their category.
     scalar = torch.tensor(0.25, dtype=torch.float64)
     for first in ("float32", "int32"):
         step = {"op": "arithmetic", "out": "out", "how": "mul", "a": "x", "b": "y"}
         found.append(_case([step], x=values(first, [3, 2], 23), y=scalar))
-    # Above 4 KiB, so in the arena.
+    # Larger than 4 KiB, so it is allocated in the arena.
     large = values("float32", [40, 64], 24)
     chain: list[dict[str, Any]] = [
         {"op": "slice", "out": "s", "in": "x", "dim": 1, "start": 0, "stop": 32, "step": 1},
@@ -195,7 +194,7 @@ def as_json(value: Tensor) -> dict[str, Any]:
 
 
 def golden() -> list[dict[str, Any]]:
-    """All cases with the results of the definition."""
+    """All cases with the expected results."""
     found: list[dict[str, Any]] = []
     for case in cases():
         plan, inputs = case["plan"], case["inputs"]

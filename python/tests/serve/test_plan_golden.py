@@ -1,4 +1,4 @@
-"""The golden file that the interpreter of plans in Rust is tested with says what the definition in torch gives."""
+"""The golden file for tests of the plan interpreter in Rust holds the results that torch computes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tensor(given: dict[str, Any]) -> torch.Tensor:
     return flat.reshape(given["shape"])
 
 
-def test_the_golden_file_holds_the_results_of_the_definition() -> None:
+def test_the_golden_file_holds_the_results_of_torch() -> None:
     recorded, now = json.loads(GOLDEN.read_text()), golden()
     assert [case["plan"] for case in recorded] == [case["plan"] for case in now]
     for old, new in zip(recorded, now, strict=True):
