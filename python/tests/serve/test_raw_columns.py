@@ -16,19 +16,14 @@ import pytest
 from tritonclient import http
 from tritonclient.utils import InferenceServerException
 
-from python.tests.partition.test_export_run import (
-    config_of,
-    held_out,
-    predicted,
-    quiet,
-    scores_of,
-    train,
-    write_log,
-)
+from python.tests.partition.runs import config_of, write_log
+from python.tests.partition.test_export_run import held_out, predicted, scores_of
 from python.tests.serve.workers import worker
+from python.tests.train.configs import quiet
 from rowmill.cli import main
 from rowmill.ctr.data import MISSING_ID
 from rowmill.partition.transform import apply_transform
+from rowmill.train.run import train
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -223,7 +218,7 @@ def test_row_ids_of_a_user_come_once(both: dict[str, Served]) -> None:
     np.testing.assert_array_equal(
         served.answer(inputs | {"lengths": inputs["lengths"][:1]}), expected
     )
-    with pytest.raises(InferenceServerException, match="has 1 items in dimension 0"):
+    with pytest.raises(InferenceServerException, match="has 40 items in dimension 0, must have 1"):
         served.ask(inputs | {"dense": inputs["dense"][:1]})
 
 
@@ -256,7 +251,7 @@ def test_wrong_columns_are_refused_with_column_row_and_value(both: dict[str, Ser
         (changed("item", 2, "8000000000000000"), "reserved for missing values"),
         (changed("price", 1, np.inf), 'column "price", row 1: inf is infinite'),
         (changed("before.offsets", 0, 1), 'column "before.offsets" runs from 1'),
-        (right | {"price": right["price"][:4]}, "has 5 rows, must have 4"),
+        (right | {"price": right["price"][:4]}, 'column "price" has 4 rows, must have 5'),
         (right | {"shop": right["shop"][:2]}, 'column "shop" has 2 rows, must have 1 or 5'),
         (
             right | {"price": right["price"].reshape(1, 5)},
