@@ -244,6 +244,16 @@ impl Worker {
         py.detach(|| self.0.ask(name, tensors, wait)).map(handed).map_err(|failure| raised(py, &failure))
     }
 
+    /// Address and bytes of the memory that holds requests and replies.
+    fn arena(&self) -> (usize, usize) {
+        (self.0.arena().address(), self.0.arena().bytes())
+    }
+
+    /// Say in the log and in the configuration of a model how one of its halves runs.
+    fn tell(&self, name: &str, half: &str, how: &str) {
+        self.0.tell(name, half, how);
+    }
+
     /// Tell clients that the models are warm.
     fn set_ready(&self) {
         self.0.set_ready();

@@ -240,6 +240,14 @@ impl Worker {
         }
     }
 
+    /// Say in the log, and in the configuration of a model that is here, how one of its halves runs.
+    pub fn tell(&self, name: &str, half: &str, how: &str) {
+        tracing::info!(model = name, "{half} half: {how}");
+        if let Some((model, _)) = self.models.lock().iter().find(|(model, _)| model.name == name) {
+            model.halves.lock().insert(format!("{half}_half"), how.to_owned());
+        }
+    }
+
     fn batches(&self, signature: &Signature) -> BatchLimits {
         let limits = self.options.batch;
         if signature.can_join() { limits } else { BatchLimits { batch_requests_max: 1, ..limits } }

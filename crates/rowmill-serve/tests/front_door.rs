@@ -92,6 +92,7 @@ fn door_with(slo: Duration) -> Door {
         outputs: vec![spec("sum", DType::Float32, &[None]), spec("count", DType::UInt8, &[])],
         infer: Arc::new(infer),
         loaded: Arc::new(true.into()),
+        halves: Arc::default(),
     };
     let front_door = FrontDoor {
         arena: arena.clone(),

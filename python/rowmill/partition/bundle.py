@@ -2,14 +2,14 @@
 
 | file | holds |
 |---|---|
-| `manifest.json` | format, torch version, instruction set, rule, sha256 of every other file |
+| `manifest.json` | format, torch version, instruction set, rule, what a compiled half needs, sha256 of every other file |
 | `signature.json` | inputs (`per`: `user` once per request, `item` per candidate), outputs, what crosses and what comes back |
 | `transform.json` | how raw columns become inputs (`rowmill.partition.transform`); of runs of `rowmill train` |
 | `cpu.json` or `cpu.pt2` | the CPU half as a plan, or as a torch program where a plan cannot hold it |
 | `post.json` or `post.pt2` | the same, of what follows the reply |
 | `dense.pt2` | the dense half without its weights |
 | `dense.portable.pt2` | the same without operators of rowmill, for GPUs |
-| `dense.aoti.pt2` | the same compiled by AOTInductor, weights included |
+| `dense.aoti.pt2` | the same compiled by AOTInductor, without weights |
 | `weights.safetensors` | the weights of all halves by name |
 | `examples.safetensors` | requests and their answers |
 | `rows/` | a store with the rows |
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.export.passes import move_to_device_pass
 
 import rowmill
 from rowmill.errors import InvalidInput
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from rowmill.partition.plan import Step
     from rowmill.store import Store
 
+_CPU = torch.device("cpu")
 _MEMORY = "256MiB"
 
 
@@ -66,8 +68,10 @@ def save_program(program: ExportedProgram, path: Path) -> dict[str, Tensor]:
     return state
 
 
-def load_program(path: Path, weights: Mapping[str, Tensor]) -> nn.Module:
-    """A program with weights of a file."""
+def load_program(
+    path: Path, weights: Mapping[str, Tensor], device: torch.device = _CPU
+) -> nn.Module:
+    """A program with weights of a file, both on a device."""
     import_module("rowmill.ops.interaction")  # Registers the operator that a program may hold.
     program = torch.export.load(path)
     for name, empty in program.state_dict.items():
@@ -76,6 +80,8 @@ def load_program(path: Path, weights: Mapping[str, Tensor]) -> nn.Module:
         program.state_dict[name] = (
             nn.Parameter(value, requires_grad=False) if is_parameter else value
         )
+    if device != _CPU:
+        program = move_to_device_pass(program, device)
     # Guards refuse sizes below 2, for which the graph holds as well.
     return program.module(check_guards=False)
 

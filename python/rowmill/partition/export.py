@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
@@ -16,6 +15,13 @@ from rowmill.files import link_or_copy
 from rowmill.nn import stored_modules
 from rowmill.partition.bundle import Bundle, save_program, write_manifest
 from rowmill.partition.capture import capture
+from rowmill.partition.compiled import (
+    PACKAGE,
+    CannotCompile,
+    compile_program,
+    compiled_for,
+    require_compiler,
+)
 from rowmill.partition.named_lookup import named
 from rowmill.partition.new_bundle import bundle_folder, new_path
 from rowmill.partition.operators import Operators, name_of
@@ -71,12 +77,14 @@ def export(
 
     Raises:
         BundleExists: Something is at `out`.
-        CannotExport: No graph can hold the module; names operator and source line.
+        CannotExport: No graph can hold the module; names operator and source line. Or `compile` needs a C++ compiler.
         OSError: The disk is full, or another failure of the system; names the path. Nothing is at `out` then.
     """
     if rule not in ("prism", "bytes"):
         raise InvalidInput(f'rule must be "bytes" or "prism", got {rule!r}')
     path = new_path(out)
+    if compile:
+        require_compiler()
     captured = capture(
         module, examples, passes=passes, operators=Operators.with_registered(seeds, cpu_only)
     )
@@ -103,6 +111,7 @@ def _write(
     rows: Path | None,
 ) -> tuple[str, ...]:
     captured, said = parts.captured, list(parts.warnings)
+    about: dict[str, Any] = {"rule": parts.placement.rule, "examples": len(examples)}
     weights: dict[str, Tensor] = {}
     matrices: dict[str, Tensor] = {}
     for half, part in (("cpu", parts.cpu), ("post", parts.post)):
@@ -130,7 +139,11 @@ def _write(
         if _has_ours(parts.dense):
             save_program(portable.program, folder / "dense.portable.pt2")
         if compile:
-            said += _compile(portable, folder / "dense.aoti.pt2")
+            try:
+                _compile(parts, portable, folder / PACKAGE, weights, examples[0])
+                about["compiled"] = compiled_for()
+            except CannotCompile as reason:
+                said.append(f"the dense half is not compiled, its program runs instead: {reason}")
     safetensors.torch.save_file(_apart(weights), folder / "weights.safetensors")
     if rows is None:
         _write_rows(folder / "rows", module, matrices)
@@ -148,8 +161,7 @@ def _write(
             tensors[f"{number}.output.{at}"] = values[name].detach().contiguous()
     safetensors.torch.save_file(_apart(tensors), folder / "examples.safetensors")
     (folder / "report.html").write_text(report(parts, examples[0]))
-    about = {"rule": parts.placement.rule, "examples": len(examples), "notes": said}
-    write_manifest(folder, about)
+    write_manifest(folder, {**about, "notes": said})
     _check(folder)
     return tuple(said)
 
@@ -214,16 +226,13 @@ def _has_ours(part: Part) -> bool:
     return any(name_of(node.target).startswith("rowmill::") for node in part.program.graph.nodes)
 
 
-def _compile(part: Part, path: Path) -> list[str]:
-    """Compile the dense half; what could not be compiled is a sentence, not an error."""
-    try:
-        compiler: Any = import_module("torch._inductor")
-        compiler.aoti_compile_and_package(part.program, package_path=str(path))
-    except Exception as error:
-        path.unlink(missing_ok=True)
-        first = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        return [f"the dense half is not compiled, its program runs instead: {first[0]}"]
-    return []
+def _compile(
+    parts: Split, portable: Part, path: Path, weights: dict[str, Tensor], example: Example
+) -> None:
+    values = parts.values(parts.captured.flat(example))
+    inputs = [values[name].contiguous() for name in portable.inputs]
+    expected = [values[name] for name in portable.outputs]
+    compile_program(portable.program, path, weights, inputs, expected)
 
 
 def _check(folder: Path) -> None:

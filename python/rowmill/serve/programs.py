@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from rowmill.partition.bundle import load_program
+from rowmill.partition.compiled import PACKAGE, load_compiled, misfit
 from rowmill.partition.named_lookup import rows_from
 from rowmill.partition.plan_reference import evaluate_size
+from rowmill.serve.device import CopiedProgram, Device, SizedProgram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,8 +42,12 @@ class ProgramThread:
         bundle: The bundle.
         half: "cpu", "dense" or "post".
         queue: Where requests come from.
-        device: Held while a program runs: one at a time.
+        device: Where the dense half runs; all halves of a process take turns.
         rows: The rows of the bundle, for a CPU half.
+        batch_rows: Rows of the largest batch.
+
+    Attributes:
+        said: How the half runs, for people.
     """
 
     def __init__(
@@ -49,17 +55,23 @@ class ProgramThread:
         bundle: BundleFiles,
         half: str,
         queue: _core.Program,
-        device: threading.Lock,
+        device: Device,
         rows: Store | None,
+        batch_rows: int,
     ) -> None:
         self._bundle = bundle
         self._half = half
         self._queue = queue
         self._device = device
         self._rows = rows
-        weights = safetensors.torch.load_file(bundle.folder / "weights.safetensors")
-        self._program = cast("Run", load_program(bundle.folder / f"{half}.pt2", weights))
+        self._program, self.said = self._load()
         self._joins = half == "dense" and self._rows_are_independent()
+        self._sized: SizedProgram | None = None
+        if isinstance(self._program, CopiedProgram) and self._joins and self._has_fixed_rows():
+            with device.lock, torch.inference_mode():
+                example = self._random_inputs(0)
+                self._sized = SizedProgram(self._program.program, device, example, batch_rows)
+            self.said += f" {self._sized.said}"
         self._thread = threading.Thread(target=self._loop, name=f"{bundle.name}-{half}")
         self._thread.start()
 
@@ -79,9 +91,31 @@ class ProgramThread:
                     f"the {self._half} half of {self._bundle.name} failed: {type(error).__name__}: {error}"
                 )
 
+    def _load(self) -> tuple[Run, str]:
+        """The program of the half and how it runs: compiled where the bundle has a package that fits."""
+        folder, half, device = self._bundle.folder, self._half, self._device
+        weights = safetensors.torch.load_file(folder / "weights.safetensors")
+        if half == "dense" and device.is_gpu:
+            portable = folder / "dense.portable.pt2"
+            path = portable if portable.exists() else folder / "dense.pt2"
+            program = cast("Run", load_program(path, weights, device.device))
+            return CopiedProgram(program, device), f"program on {device.device}"
+        said = "program"
+        if half == "dense" and "compiled" in self._bundle.manifest:
+            reason = misfit(self._bundle.manifest["compiled"])
+            if reason is None:
+                try:
+                    return load_compiled(folder / PACKAGE, weights), "compiled by AOTInductor"
+                except Exception as error:  # Such as a library that this machine lacks.
+                    reason = str(error)
+            said = f"program, because the compiled one does not fit: {reason}"
+        return cast("Run", load_program(folder / f"{half}.pt2", weights)), said
+
     def _answers(self, requests: list[list[Any]]) -> list[list[Any]]:
         inputs = [[_as_tensor(*named) for named in request] for request in requests]
-        if self._joins and len(inputs) > 1:
+        if self._sized is not None:
+            answers = self._timed(self._sized, inputs)
+        elif self._joins and len(inputs) > 1:
             rows = [tensors[0].shape[0] for tensors in inputs]
             joined = [torch.cat(parts) for parts in zip(*inputs, strict=True)]
             outputs: list[Sequence[Tensor]] = [
@@ -93,10 +127,14 @@ class ProgramThread:
         return [[_as_named(output) for output in answer] for answer in answers]
 
     def _run(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        return self._timed(self._program, *tensors)
+
+    def _timed(self, program: Callable[..., Any], *arguments: Any) -> Any:
+        """What a program gives, when the device is free; its time on the CPU is counted."""
         rows = nullcontext() if self._rows is None else rows_from(self._rows)
-        with self._device, torch.inference_mode(), rows:
+        with self._device.lock, torch.inference_mode(), rows:
             begun = time.thread_time()
-            outputs = self._program(*tensors)
+            outputs = program(*arguments)
             self._queue.add_cpu(time.thread_time() - begun)
             return outputs
 
@@ -113,6 +151,14 @@ class ProgramThread:
             a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
             for a, b in zip(joined, expected, strict=True)
         )
+
+    def _has_fixed_rows(self) -> bool:
+        """Whether the batch is the first size of every tensor, and no other size differs between requests."""
+        signature = self._bundle.signature
+        shapes = [named["shape"] for named in (*signature["crossing"], *signature["reply"])]
+        batches = {shape[0] if shape else None for shape in shapes}
+        rest = [size for shape in shapes for size in shape[1:]]
+        return len(batches) == 1 and all(isinstance(size, int) for size in rest)
 
     def _random_inputs(self, seed: int) -> list[Tensor]:
         signature = self._bundle.signature

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -30,6 +31,7 @@ class ServeSettings:
         host: Where clients connect.
         http_port: Port of HTTP; 0 takes a free one.
         metrics_port: Port of metrics, of every role; 0 takes a free one.
+        device: Where the dense half runs: "cpu", "cuda" or "cuda:NUMBER".
         insecure: Allow addresses that other machines reach, without encryption.
         memory: Bytes for rows of each model in memory.
         wire_memory: Bytes for tensors of requests and replies.
@@ -51,6 +53,7 @@ class ServeSettings:
     host: str = "127.0.0.1"
     http_port: int = 8000
     metrics_port: int = 8002
+    device: str = "cpu"
     insecure: bool = False
     memory: int = 256 << 20
     wire_memory: int = 256 << 20
@@ -74,6 +77,14 @@ class ServeSettings:
                     f"role {role!r} and an address as {key!r} go together, got role {self.role!r} and "
                     f"{key} = {getattr(self, key)!r}"
                 )
+        if re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is None:
+            raise InvalidInput(
+                f'device must be "cpu", "cuda" or "cuda:NUMBER", got {self.device!r}'
+            )
+        if self.device != "cpu" and self.role == "cpu":
+            raise InvalidInput(
+                f'device is {self.device!r}, and role "cpu" has no dense half: give device to the dense worker'
+            )
         for key in ("slo", "drain", "warm_up"):
             if not 0 < getattr(self, key) <= 86_400:
                 raise InvalidInput(

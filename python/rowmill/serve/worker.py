@@ -31,7 +31,7 @@ class _Parts:
     worker: _core.Worker
     threads: list[Any] = field(default_factory=list[Any])
     stores: list[Any] = field(default_factory=list[Any])
-    device: threading.Lock = field(default_factory=threading.Lock)
+    device: Any = None
 
 
 def serve(bundles: Sequence[BundleFiles], settings: ServeSettings) -> None:
@@ -96,6 +96,8 @@ def serve(bundles: Sequence[BundleFiles], settings: ServeSettings) -> None:
             thread.join()
         for store in parts.stores:
             store.close()
+        if parts.device is not None:
+            parts.device.close()
     if failures:
         raise failures[0]
 
@@ -103,6 +105,9 @@ def serve(bundles: Sequence[BundleFiles], settings: ServeSettings) -> None:
 def _add(parts: _Parts, bundle: BundleFiles, settings: ServeSettings) -> None:
     needs_torch = settings.role != "cpu" or not bundle.is_native()
     programs: Any = import_module("rowmill.serve.programs") if needs_torch else None
+    if needs_torch and parts.device is None:
+        parts.device = programs.Device(settings.device)
+        parts.device.pin(*parts.worker.arena())
     rows: Any = None
     if settings.role == "dense":
         queue = parts.worker.add_dense(bundle.name, bundle.folder, bundle.program)
@@ -118,7 +123,11 @@ def _add(parts: _Parts, bundle: BundleFiles, settings: ServeSettings) -> None:
         )
     for half, queue in queues:
         stored = rows if half != "dense" and not bundle.is_native() else None
-        parts.threads.append(programs.ProgramThread(bundle, half, queue, parts.device, stored))
+        thread = programs.ProgramThread(
+            bundle, half, queue, parts.device, stored, settings.batch_rows
+        )
+        parts.threads.append(thread)
+        parts.worker.tell(bundle.name, half, thread.said)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,7 @@ import rowmill
 from python.tests.partition.models import IDS, D, Model, bags, click_model, stacked
 from rowmill.errors import BundleDamaged, BundleExists, CannotExport, InvalidInput
 from rowmill.partition.bundle import Bundle
-from rowmill.partition.capture import capture
 from rowmill.partition.export import export
-from rowmill.partition.placement import place
-from rowmill.partition.split import split
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,39 +120,6 @@ def test_an_operator_without_a_plan_step_gives_a_torch_half_and_a_note(
     with Bundle.open(tmp_path / "bundle") as bundle:
         assert bundle.manifest["notes"] == list(said)
         answers_alike(bundle, model)
-
-
-@pytest.mark.slow
-def test_a_compiled_dense_half_gives_the_results_of_the_module(
-    store: rowmill.Store, tmp_path: Path
-) -> None:
-    model = click_model("dlrm", lambda columns: stacked(store, columns))
-    assert export(model.module, [model.call(5)], out=tmp_path / "bundle", compile=True) == ()
-    package = str(tmp_path / "bundle" / "dense.aoti.pt2")
-    compiled = torch._inductor.aoti_load_package(package)
-    captured = capture(model.module, [model.call(5)])
-    parts = split(captured, place(captured.graph), model.call(5))
-    assert parts.dense is not None
-    for rows in (1, 2, 9):
-        call = model.call(rows)
-        values = parts.values(call)
-        with torch.no_grad():
-            (answer,) = compiled(*(values[name] for name in parts.dense.inputs))
-            torch.testing.assert_close(answer, model.module(*call), rtol=1e-4, atol=1e-4)
-
-
-def test_a_half_that_does_not_compile_runs_as_a_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object, **__: object) -> None:
-        raise RuntimeError("no compiler here")
-
-    monkeypatch.setattr("torch._inductor.aoti_compile_and_package", fails)
-    layer = nn.Linear(4, 1)
-    (said,) = export(layer, [(torch.rand(3, 4),)], out=tmp_path / "bundle", compile=True)
-    assert said == "the dense half is not compiled, its program runs instead: no compiler here"
-    with Bundle.open(tmp_path / "bundle") as bundle:
-        answers_alike(bundle, Model(layer, lambda rows: (torch.rand(rows, 4),)))
 
 
 def test_weights_shared_by_two_layers_are_kept(tmp_path: Path) -> None:

@@ -77,6 +77,10 @@ impl Mapping {
         self.bytes
     }
 
+    pub(crate) fn address(&self) -> usize {
+        self.start.as_ptr().addr()
+    }
+
     /// `bytes` bytes from `offset` on.
     ///
     /// # Safety

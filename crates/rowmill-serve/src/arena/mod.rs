@@ -108,6 +108,11 @@ impl Arena {
         self.0.memory.bytes()
     }
 
+    /// Where the arena begins, for a driver that pins its pages. It stays there while a clone lives.
+    pub fn address(&self) -> usize {
+        self.0.memory.address()
+    }
+
     /// What leases hold now, in whole pages.
     pub fn held_bytes(&self) -> usize {
         self.bytes() - self.0.pages.lock().free_pages() as usize * PAGE_BYTES

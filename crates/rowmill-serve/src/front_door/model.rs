@@ -1,10 +1,12 @@
 //! A served model: its signature, and the function that runs it.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Debug, Formatter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
@@ -29,6 +31,8 @@ pub struct Model {
     pub infer: Arc<dyn Fn(Ask) + Send + Sync>,
     /// Whether it takes requests. Clones share it.
     pub loaded: Arc<AtomicBool>,
+    /// How its halves run, by half. Clones share it.
+    pub halves: Arc<Mutex<BTreeMap<String, String>>>,
 }
 
 impl Model {
@@ -40,8 +44,9 @@ impl Model {
         self.loaded.store(loaded, Relaxed);
     }
 
-    /// What a configuration says beyond the protocol: inputs that a ranking request gives once, and raw columns, as JSON.
-    pub(super) fn parameters(&self) -> [(&'static str, String); 2] {
+    /// What a configuration says beyond the protocol: inputs that a ranking request gives once, and raw columns, as JSON;
+    /// and how halves run.
+    pub(super) fn parameters(&self) -> Vec<(String, String)> {
         let once = self.inputs.iter().filter(|spec| spec.per == Per::User).map(|spec| &spec.name);
         let column = |spec: &ColumnSpec| {
             let datatypes: Vec<_> = spec.accepted().iter().map(|&elements| datatype::of(elements)).collect();
@@ -49,10 +54,12 @@ impl Model {
         };
         let columns = self.columns.iter().map(column);
         let text = |values: Vec<Value>| Value::from(values).to_string();
-        [
-            ("user_inputs", text(once.map(|name| json!(name)).collect())),
-            ("raw_columns", text(columns.collect())),
-        ]
+        let mut parameters = vec![
+            ("user_inputs".to_owned(), text(once.map(|name| json!(name)).collect())),
+            ("raw_columns".to_owned(), text(columns.collect())),
+        ];
+        parameters.extend(self.halves.lock().clone());
+        parameters
     }
 
     /// Its state as the repository's index has it, and the reason.

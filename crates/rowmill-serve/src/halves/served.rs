@@ -149,6 +149,7 @@ impl Served {
             outputs: self.signature.output_specs(),
             infer: Arc::new(infer),
             loaded: Arc::new(true.into()),
+            halves: Arc::default(),
         }
     }
 }

@@ -27,7 +27,7 @@ pub(super) fn config(model: &Model) -> Value {
         json!({ "name": spec.name, "data_type": datatype, "dims": spec.sizes() })
     };
     let texts = model.parameters().into_iter();
-    let parameters = texts.map(|(name, text)| (name.to_owned(), json!({ "string_value": text })));
+    let parameters = texts.map(|(name, text)| (name, json!({ "string_value": text })));
     json!({
         "name": model.name,
         "platform": PLATFORM,
