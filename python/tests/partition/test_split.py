@@ -88,6 +88,57 @@ def test_a_transformer_over_torch_embeddings() -> None:
     assert any(name.startswith("folded.") for name, _ in parts.dense.program.named_buffers())
 
 
+class Centred(nn.Module):
+    """A constant that the dense half computes from weights alone: what it repeats, it computes once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(IDS, D)
+        self.layer = nn.Linear(D, 2)
+        self.register_buffer("centres", torch.rand(6, D))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        centre = (self.centres * 3).mean(0)
+        return self.layer(self.rows(ids) - centre)
+
+
+@pytest.mark.parametrize("rule", ["bytes", "prism"])
+def test_constants_are_folded_once_in_the_dense_half(rule: Rule) -> None:
+    parts = checked(Model(Centred(), lambda rows: (torch.randint(0, IDS, (rows,)),)), rule)
+    assert parts.cpu is not None
+    assert parts.dense is not None
+    (folded,) = [name for name in parts.dense.program.state_dict if name.startswith("folded.")]
+    assert parts.dense.program.state_dict[folded].shape == (D,)
+    assert "centres" not in parts.dense.program.state_dict
+    assert not targets(parts.dense.program) & {"aten.mul.Tensor", "aten.mean.dim"}
+    assert not any(name.startswith(("folded", "centres")) for name in parts.cpu.program.state_dict)
+
+
+def test_bfloat16_weights_and_rows() -> None:
+    torch.manual_seed(1)
+    model = click_model("dlrm", bags)
+    single = click_model("dlrm", bags)
+    single.module.load_state_dict(model.module.state_dict())
+    low = model.module.to(torch.bfloat16)
+
+    def call(rows: int) -> tuple[Tensor, ...]:
+        dense, ids = model.call(rows)
+        return dense.to(torch.bfloat16), ids
+
+    example = call(EXAMPLE_ROWS)
+    captured = capture(low, [example])
+    parts = split(captured, place(captured.graph), example)
+    unsplit = captured.program.module(check_guards=False)
+    single.module.eval()
+    for rows in (1, 2, 7, 300):
+        dense, ids = call(rows)
+        with torch.no_grad():
+            answer = parts.run(dense, ids)
+            assert torch.equal(answer, unsplit(dense, ids)), f"{rows} rows"
+            expected = single.module(dense.float(), ids)
+        torch.testing.assert_close(answer.float(), expected, rtol=2**-7, atol=2**-7)
+
+
 class Ragged(nn.Module):
     """Weighted bags of any length, and features per row of a batch."""
 
@@ -148,6 +199,23 @@ def test_an_output_that_is_not_dense_does_not_cross() -> None:
     parts = checked(Model(TwoOutputs(), lambda rows: (torch.randint(0, IDS, (rows, 3)),)))
     assert len(parts.placement.crossing) == 1
     assert len(parts.placement.reply) == 1
+
+
+def test_two_outputs_of_the_dense_half_come_back_together() -> None:
+    class Tasks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(IDS, D, mode="sum")
+            self.click, self.buy = nn.Linear(D, 1), nn.Linear(D, 3)
+
+        def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+            vectors = self.bag(ids)
+            return self.click(vectors).squeeze(1), self.buy(vectors).softmax(1)
+
+    parts = checked(Model(Tasks(), lambda rows: (torch.randint(0, IDS, (rows, 3)),)))
+    assert len(parts.placement.crossing) == 1
+    assert list(parts.placement.reply.values()) == [4 * EXAMPLE_ROWS, 12 * EXAMPLE_ROWS]
+    assert parts.post is None
 
 
 class Ranking(nn.Module):
