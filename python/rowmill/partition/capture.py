@@ -20,6 +20,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from rowmill.errors import CannotExport, InvalidInput
+from rowmill.integrations.torchrec.per_key import definitions
 from rowmill.partition.graph import Graph, Operator
 from rowmill.partition.operators import Kind, Operators, name_of
 
@@ -81,8 +82,8 @@ def capture(
                 f"the pass {_name(change)} returned a {type(program).__name__}; it must return the ExportedProgram that "
                 "export goes on with"
             )
-    # No table of decompositions: operators stay whole, changes in place become results.
-    program = program.run_decompositions({})
+    # Operators of torch stay whole, changes in place become results.
+    program = program.run_decompositions(definitions())
     # Some operators of torch take other ways, with other bits, where weights want gradients.
     for name, value in program.state_dict.items():
         if isinstance(value, nn.Parameter):

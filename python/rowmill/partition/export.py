@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rowmill.errors import CannotExport, InvalidInput
 from rowmill.files import link_or_copy
+from rowmill.integrations.torchrec.per_key import per_key
 from rowmill.nn import stored_modules
 from rowmill.partition.bundle import Bundle, save_program, write_manifest
 from rowmill.partition.capture import capture
@@ -61,7 +62,8 @@ def export(
     Args:
         module: Any module with embeddings, torch's or stored ones. It is exported in eval mode.
         examples: Calls of the module, with at least 2 rows each: tuples of arguments, or dicts. The first is the nominal
-            request that bytes are counted for. Dimension 0 of every tensor may differ at run time.
+            request that bytes are counted for. Dimension 0 of every tensor may differ at run time. A KeyedJaggedTensor X of
+            TorchRec becomes the inputs `X_KEY_values`, `X_KEY_offsets` and, if it has weights, `X_KEY_weights`.
         out: The folder of the bundle; nothing may be there.
         passes: Changes of the graph, applied in this order before the partition.
         rule: "bytes", the fewest bytes per request, or "prism", colouring from the matrix products.
@@ -85,6 +87,7 @@ def export(
     path = new_path(out)
     if compile:
         require_compiler()
+    module, examples = per_key(module, examples)
     captured = capture(
         module, examples, passes=passes, operators=Operators.with_registered(seeds, cpu_only)
     )
@@ -112,6 +115,10 @@ def _write(
 ) -> tuple[str, ...]:
     captured, said = parts.captured, list(parts.warnings)
     about: dict[str, Any] = {"rule": parts.placement.rule, "examples": len(examples)}
+    if foreign := _foreign(parts):
+        said.append(
+            f"no worker can run this bundle, because workers import no library that has {', '.join(foreign)}"
+        )
     weights: dict[str, Tensor] = {}
     matrices: dict[str, Tensor] = {}
     for half, part in (("cpu", parts.cpu), ("post", parts.post)):
@@ -220,6 +227,14 @@ def _write_signature(path: Path, parts: Split, user: Collection[str]) -> None:
         },
     }
     path.write_text(json.dumps(signature, indent=1) + "\n")
+
+
+def _foreign(parts: Split) -> list[str]:
+    """Operators of libraries other than torch and rowmill."""
+    made = [part for part in (parts.cpu, parts.dense, parts.post) if part is not None]
+    names = {name_of(node.target) for part in made for node in part.program.graph.nodes}
+    known = ("aten", "prims", "prim", "higher_order", "rowmill")
+    return sorted(name for name in names if "::" in name and name.split("::")[0] not in known)
 
 
 def _has_ours(part: Part) -> bool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rowmill.store.tables import Table
 
-_KJT = ("keys", "values", "offsets", "lengths", "stride", "weights_or_none")
+_KJT = ("keys", "values", "offsets", "lengths", "stride", "to_dict", "weights_or_none")
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ class KeyedBags(_KeyedModule):
         Raises:
             InvalidInput: The input is not a KeyedJaggedTensor, or lacks a feature or weights.
         """
-        batch = _ragged(features, weighted=self._is_weighted)
+        batch = ragged(features, weighted=self._is_weighted)
         pooled = self._pooling.pool(batch, training=self.trains_rows)
-        return _class_beside(features, "KeyedTensor")(
+        return class_beside(features, "KeyedTensor")(
             keys=self._names, length_per_key=self._dims, values=pooled
         )
 
@@ -139,8 +139,10 @@ class KeyedRows(_KeyedModule):
         Raises:
             InvalidInput: The input is not a KeyedJaggedTensor, or lacks a feature.
         """
-        batch = _ragged(features, weighted=False)
-        jagged = _class_beside(features, "JaggedTensor")
+        batch = ragged(features, weighted=False)
+        # As the collection does it: what is exported gives these ready (`per_key.py`).
+        by_key = features.to_dict()
+        jagged = class_beside(features, "JaggedTensor")
         out: dict[str, Any] = {}
         for keyed in self.tables:
             for name in keyed.features:
@@ -148,13 +150,13 @@ class KeyedRows(_KeyedModule):
                     raise InvalidInput(
                         f"the batch lacks feature {name!r}; it has {list(batch.features)}"
                     )
-            bags = [batch.bags(name) for name in keyed.features]
-            ids = torch.cat([ids for ids, _ in bags])
-            rows = rows_of(keyed.table, ids, None, training=self.trains_rows)
-            parts = torch.split(rows, [len(ids) for ids, _ in bags])
-            for output, part, (ids, offsets) in zip(keyed.outputs, parts, bags, strict=True):
-                weights = ids if self._need_indices else None
-                out[output] = jagged(values=part, lengths=offsets.diff(), weights=weights)
+            given = [by_key[name] for name in keyed.features]
+            ids = [as_long(part.values(), "values") for part in given]
+            rows = rows_of(keyed.table, torch.cat(ids), None, training=self.trains_rows)
+            parts = torch.split(rows, [part.shape[0] for part in ids])
+            for output, part, own, source in zip(keyed.outputs, parts, ids, given, strict=True):
+                weights = own if self._need_indices else None
+                out[output] = jagged(values=part, lengths=source.lengths(), weights=weights)
         return out
 
     def embedding_configs(self) -> Any:
@@ -171,8 +173,14 @@ class KeyedRows(_KeyedModule):
         return self.tables[0].table.dim
 
 
-def _ragged(features: Any, *, weighted: bool) -> RaggedBatch:
-    if not all(callable(getattr(features, method, None)) for method in _KJT):
+def is_keyed(value: object) -> bool:
+    """Whether a value is a KeyedJaggedTensor."""
+    return all(callable(getattr(value, method, None)) for method in _KJT)
+
+
+def ragged(features: Any, *, weighted: bool) -> RaggedBatch:
+    """The ids of a KeyedJaggedTensor, whose keys have one batch size, with weights where asked for."""
+    if not is_keyed(features):
         raise InvalidInput(
             f"features must be a KeyedJaggedTensor, got a {type(features).__name__}; make one with "
             "KeyedJaggedTensor.from_lengths_sync(keys, values, lengths)"
@@ -196,7 +204,7 @@ def _ragged(features: Any, *, weighted: bool) -> RaggedBatch:
     )
 
 
-def _class_beside(features: Any, name: str) -> Any:
+def class_beside(features: Any, name: str) -> Any:
     """Find a class by name in the module that defines the class of `features` or one of its base classes."""
     for class_ in type(features).__mro__:
         found = getattr(sys.modules.get(class_.__module__), name, None)
