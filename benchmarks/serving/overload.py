@@ -47,6 +47,10 @@ def overload(part: Part) -> None:
                 what = {"model": shape.name, "way": way, "round": number}
                 cell = part.cells.measure(lambda way=way: ask(way, closed), part="capacity", **what)
                 rate = TIMES * cell["report"]["goodput_per_s"]
+                if rate == 0:
+                    raise RuntimeError(
+                        f"{shape.name} answers no request within {_SLO_S} s: end other work on this machine"
+                    )
                 open_ = replace(closed, seconds=part.settings.overload_s, senders=None, rate=rate)
                 part.cells.measure(
                     lambda way=way, load=open_: ask(way, load), part="overload", **what

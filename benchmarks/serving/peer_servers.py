@@ -105,6 +105,8 @@ def peer(server: Peer, packages: Path, model: Path, log: Path) -> Generator[Work
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(packages), str(common.REPOSITORY)]),
+        # mosec starts a program, which it looks for in the folders of scripts.
+        "PYTHONUSERBASE": str(packages),
         FOLDER: str(model),
         "OMP_NUM_THREADS": str(server.threads),
     }

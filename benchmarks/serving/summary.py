@@ -67,15 +67,16 @@ def summarize(benchmark: common.Benchmark, cells: list[Cell]) -> None:
     models = dict.fromkeys(cell["model"] for cell in cells if cell["part"] == "sequential")
     for model in models:
         of = [cell for cell in cells if cell.get("model") == model]
-        _sequential(benchmark, model, _variants(of, "sequential"))
-        saturated = _variants(of, "saturated")
-        for load, ways in (("half", _variants(of, "half")), ("saturated", saturated)):
-            _loaded(benchmark, f"{model}_{load}", ways)
-        for load in ("sequential", "half", "saturated"):
-            _stages(benchmark, f"{model}_{load}", _variants(of, load))
-        if saturated:
-            _per_cpu(benchmark, f"{model}_saturated", saturated)
-            _outside(benchmark, f"{model}_saturated", saturated)
+        loads = {load: _variants(of, load) for load in ("sequential", "half", "saturated")}
+        probes = loads["saturated"].pop(PROBE, {})
+        _sequential(benchmark, model, loads["sequential"])
+        for load, ways in loads.items():
+            stem = f"{model}_{load}"
+            _stages(benchmark, stem, ways)
+            if load != "sequential" and ways:
+                _loaded(benchmark, stem, ways)
+                _per_cpu(benchmark, stem, ways, probes)
+                _outside(benchmark, stem, ways)
     _peers(benchmark, _variants(cells, "peers"), _variants(cells, "calm"))
     _large(benchmark, _variants(cells, "large"))
     _overload(benchmark, _variants(cells, "capacity"), _variants(cells, "overload"))
@@ -125,6 +126,10 @@ def _ratios(benchmark: common.Benchmark, name: str, ours: list[float], base: lis
     benchmark.summarize(name, common.Median.of(ratios))
 
 
+def _goodput(cell: Cell) -> float:
+    return cell["report"]["goodput_per_s"]
+
+
 def _latency(cell: Cell, quantile: str) -> float:
     return cell["report"]["latency_ms"][quantile]
 
@@ -143,23 +148,22 @@ def _sequential(benchmark: common.Benchmark, model: str, ways: dict[str, Rounds]
 
 def _loaded(benchmark: common.Benchmark, stem: str, ways: dict[str, Rounds]) -> None:
     for way, rounds in ways.items():
-        if way == PROBE:
-            continue
         for quantile in ("p50", "p99"):
             figure = common.Median.of(_latency(cell, quantile) for cell in rounds.values())
             benchmark.summarize(f"{stem}_{way}_{quantile}_ms", figure)
-        goodput = common.Median.of(cell["report"]["goodput_per_s"] for cell in rounds.values())
-        benchmark.summarize(f"{stem}_{way}_goodput_per_s", goodput)
+        goodput = [_goodput(cell) for cell in rounds.values()]
+        benchmark.summarize(f"{stem}_{way}_goodput_per_s", common.Median.of(goodput))
+        if way != "all":
+            alone = [_goodput(cell) for cell in ways["all"].values()]
+            _ratios(benchmark, f"{stem}_{way}_goodput_over_all", goodput, alone)
 
 
 def _stages(benchmark: common.Benchmark, stem: str, ways: dict[str, Rounds]) -> None:
     for way, rounds in ways.items():
-        if way == PROBE:
-            continue
         stages = [stages_ms(cell) for cell in rounds.values()]
         # A stage without requests is in no cell of a way.
         for stage in stages[0]:
-            figure = common.Median.of(of[stage] for of in stages)
+            figure = common.Median.of(of.get(stage, 0.0) for of in stages)
             benchmark.summarize(f"{stem}_{way}_{stage}_ms", figure)
         shares = [busy(cell, cpu_s(cell)) for cell in rounds.values()]
         for share in shares[0]:
@@ -167,13 +171,13 @@ def _stages(benchmark: common.Benchmark, stem: str, ways: dict[str, Rounds]) -> 
             benchmark.summarize(f"{stem}_{way}_busy_{share}", figure)
 
 
-def _per_cpu(benchmark: common.Benchmark, stem: str, ways: dict[str, Rounds]) -> None:
-    base, probes = ways["all"], ways[PROBE]
+def _per_cpu(
+    benchmark: common.Benchmark, stem: str, ways: dict[str, Rounds], probes: Rounds
+) -> None:
+    base = ways["all"]
     cost = [1e3 * probe["cpu_s"] / probe["round_trips"] for probe in probes.values()]
     benchmark.summarize(f"{stem}_probe_cpu_ms", common.Median.of(cost))
     for way, rounds in ways.items():
-        if way == PROBE:
-            continue
         rates = [per_cpu_s(cell) for cell in rounds.values()]
         benchmark.summarize(f"{stem}_{way}_per_cpu_s", common.Median.of(rates))
         if way == "all":
@@ -189,8 +193,6 @@ def _per_cpu(benchmark: common.Benchmark, stem: str, ways: dict[str, Rounds]) ->
 def _outside(benchmark: common.Benchmark, stem: str, ways: dict[str, Rounds]) -> None:
     whole = [outside_s(cell) for cell in ways["all"].values()]
     for way, rounds in ways.items():
-        if way == PROBE:
-            continue
         outside = [outside_s(cell) for cell in rounds.values()]
         figure = common.Median.of(1e3 * seconds for seconds in outside)
         benchmark.summarize(f"{stem}_{way}_outside_forward_ms", figure)
@@ -201,10 +203,7 @@ def _outside(benchmark: common.Benchmark, stem: str, ways: dict[str, Rounds]) ->
 
 
 def _peers(benchmark: common.Benchmark, ways: dict[str, Rounds], calm: dict[str, Rounds]) -> None:
-    rates = {
-        way: [cell["report"]["goodput_per_s"] for cell in rounds.values()]
-        for way, rounds in ways.items()
-    }
+    rates = {way: [_goodput(cell) for cell in rounds.values()] for way, rounds in ways.items()}
     medians = {way: common.Median.of(of) for way, of in rates.items()}
     for way, figure in medians.items():
         benchmark.summarize(f"peers_{way}_per_s", figure)
@@ -240,9 +239,9 @@ def _overload(
     benchmark: common.Benchmark, capacity: dict[str, Rounds], ways: dict[str, Rounds]
 ) -> None:
     for way, rounds in ways.items():
-        calm = [cell["report"]["goodput_per_s"] for cell in capacity[way].values()]
+        calm = [_goodput(cell) for cell in capacity[way].values()]
         benchmark.summarize(f"overload_{way}_capacity_per_s", common.Median.of(calm))
-        goodput = [cell["report"]["goodput_per_s"] for cell in rounds.values()]
+        goodput = [_goodput(cell) for cell in rounds.values()]
         _ratios(benchmark, f"overload_{way}_goodput_over_capacity", goodput, calm)
         refused = [cell["report"]["refused_ms"]["p99"] for cell in rounds.values()]
         benchmark.summarize(f"overload_{way}_refused_p99_ms", common.Median.of(refused))
