@@ -2,7 +2,9 @@
 //!
 //! Invariants:
 //! - Requests run in the order of their deadlines (Liu and Layland, 1973), whole, never split over batches.
-//! - Every request of a batch is predicted to meet its deadline when the batch starts.
+//! - Every request of a batch is predicted to meet its deadline when the batch starts, unless the batch is a *trial*: one
+//!   request that an idle device runs although it is predicted to be late. Nothing else could correct a prediction that one
+//!   slow batch has made longer than all deadlines.
 //! - A request is admitted only if it raises the number of queued requests that are predicted to meet their deadlines.
 //!   All others are refused when they arrive, while their sender can still ask elsewhere.
 //! - The queue has a bound, and at most one batch runs.
@@ -114,12 +116,15 @@ pub struct Batcher<T> {
     running: Option<Running>,
     /// When the last batch ended, if requests waited then: the time until the next batch starts is part of its time.
     waits_since: Option<Instant>,
+    /// When the last batch ended.
+    last_end: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Running {
     started: Instant,
     rows: u32,
+    is_trial: bool,
 }
 
 impl<T> Batcher<T> {
@@ -131,7 +136,7 @@ impl<T> Batcher<T> {
         let BatchLimits { batch_requests_max, batch_rows_max, queue_requests_max } = limits;
         assert!(batch_requests_max > 0 && batch_rows_max > 0 && queue_requests_max > 0, "{limits:?}");
         let (service, queue) = (ServiceTime::default(), BTreeMap::new());
-        Self { limits, service, queue, arrivals: 0, running: None, waits_since: None }
+        Self { limits, service, queue, arrivals: 0, running: None, waits_since: None, last_end: None }
     }
 
     /// Requests that wait.
@@ -167,22 +172,28 @@ impl<T> Batcher<T> {
         }
         let started = self.waits_since.take().unwrap_or(now);
         let mut plan = Plan::default();
-        while let Some(first) = self.queue.first_entry() {
-            let margin = self.service.margin(0);
-            let step =
-                plan.add(&self.limits, &self.service, margin, now, first.get().deadline, first.get().rows);
+        let mut is_trial = false;
+        while let Some((&(deadline, _), first)) = self.queue.first_key_value() {
+            let (margin, rows) = (self.service.margin(0), first.rows);
+            let step = plan.add(&self.limits, &self.service, margin, now, deadline, rows);
+            if let Step::Starts = step {
+                break;
+            }
+            is_trial = matches!(step, Step::Misses { .. })
+                && self.queue.len() == 1
+                && self.may_try(now, deadline, rows);
+            let Some((_, job)) = self.queue.pop_first() else { break };
             match step {
-                Step::Joins => next.batch.push(first.remove()),
-                Step::Starts => break,
-                Step::Misses { needed } => {
-                    let job = first.remove();
-                    let left = job.deadline.saturating_duration_since(now);
+                Step::Misses { needed } if !is_trial => {
+                    let left = deadline.saturating_duration_since(now);
                     next.refused.push(Refused { job, refusal: Refusal::Delayed { needed, left } });
                 }
+                _ => next.batch.push(job),
             }
         }
         if !next.batch.is_empty() {
-            self.running = Some(Running { started, rows: plan.rows });
+            let rows = next.batch.iter().map(|job| job.rows).sum();
+            self.running = Some(Running { started, rows, is_trial });
         }
         next
     }
@@ -193,8 +204,13 @@ impl<T> Batcher<T> {
     /// When none runs.
     pub fn finish(&mut self, now: Instant) {
         let running = self.running.take().expect("a batch ends once");
+        if running.is_trial {
+            // What was known is wrong.
+            self.service = ServiceTime::default();
+        }
         self.service.observe(running.rows, now.saturating_duration_since(running.started));
         self.waits_since = (!self.queue.is_empty()).then_some(now);
+        self.last_end = Some(now);
     }
 
     /// Take out every request that waits, because the process ends.
@@ -221,11 +237,22 @@ impl<T> Batcher<T> {
         let with = before.chain(std::iter::once((job.deadline, job.rows, true))).chain(behind);
         let with = self.forecast(free_at, with);
         if let Some(ends) = with.newcomer_misses {
+            if queued == 0 && self.may_try(now, job.deadline, job.rows) {
+                return None;
+            }
             let needed = ends.saturating_duration_since(now);
             return Some(Refusal::Late { needed, left: job.deadline.saturating_duration_since(now), queued });
         }
         let met_without = self.forecast(free_at, waiting()).met;
         (with.met <= met_without).then_some(Refusal::WouldDelay { queued })
+    }
+
+    /// Whether a request that is predicted to be late may run as a trial. The device must have been idle for as long as the
+    /// request is predicted to take, so that requests without hope take at most half of its time.
+    fn may_try(&self, now: Instant, deadline: Instant, rows: u32) -> bool {
+        let needed = self.service.predict(rows).saturating_add(self.service.margin(0));
+        let is_rested = |end: Instant| now.saturating_duration_since(end) >= needed;
+        self.running.is_none() && now < deadline && self.last_end.is_some_and(is_rested)
     }
 
     /// Play [`Self::next`] and [`Self::finish`] with predicted times until the queue is empty. The newcomer has a margin for
