@@ -44,7 +44,7 @@ def deployment(
         network: For "netns".
     """
     ports = ["--metrics-port", "0"]
-    front = ["--http-port", "0", *ports, *flags]
+    front = ["--http-port", "0", "--grpc-port", "0", *ports, *flags]
     log = f"{bundle.name}-{way}"
     with ExitStack() as stack:
         if way == "all":

@@ -225,6 +225,11 @@ impl Worker {
         self.0.listen_http(address, exposure(insecure)).map_err(|failure| raised(py, &failure))
     }
 
+    /// Answer clients over gRPC; returns the address with its port.
+    fn listen_grpc(&self, py: Python<'_>, address: &str, insecure: bool) -> PyResult<String> {
+        self.0.listen_grpc(address, exposure(insecure)).map_err(|failure| raised(py, &failure))
+    }
+
     /// Answer Prometheus; returns the address with its port.
     fn listen_metrics(&self, py: Python<'_>, address: &str, insecure: bool) -> PyResult<String> {
         self.0.listen_metrics(address, exposure(insecure)).map_err(|failure| raised(py, &failure))

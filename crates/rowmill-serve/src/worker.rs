@@ -26,8 +26,8 @@ use crate::{
     Address, Arena, BatchLimits, Client, ClientOptions, Failure, Given, Limits, Listener, Status, Tensor,
 };
 
-/// Bytes of the JSON part of a request at most.
-const JSON_BYTES_MAX: usize = 16 << 20;
+/// Bytes of a request beside binary tensors at most.
+const PARSED_BYTES_MAX: usize = 16 << 20;
 
 /// Bounds of a worker.
 #[derive(Clone, Copy, Debug)]
@@ -59,8 +59,8 @@ pub struct Bundle {
     pub folder: PathBuf,
 }
 
-/// The models of one process, their threads and their sockets. [`Self::listen_http`], [`Self::listen_dense`] and
-/// [`Self::listen_metrics`] open sockets. [`Self::run`] waits for the end of the process and closes everything.
+/// The models of one process, their threads and their sockets. [`Self::listen_http`], [`Self::listen_grpc`],
+/// [`Self::listen_dense`] and [`Self::listen_metrics`] open sockets. [`Self::run`] waits for the end of the process and closes everything.
 #[derive(Debug)]
 pub struct Worker {
     server: Mutex<Option<Server>>,
@@ -260,21 +260,32 @@ impl Worker {
         program
     }
 
-    /// Answer clients at `address`, `host:port`. Returns the address with its port.
+    /// Answer HTTP clients at `address`, `host:port`. Returns the address with its port.
     ///
     /// # Errors
     /// When the address is in use, or more exposed than `exposure` allows.
     pub fn listen_http(&self, address: &str, exposure: Exposure) -> Result<String, Failure> {
-        let front_door = FrontDoor {
+        self.listen(address, exposure, self.front_door().http_routes(&self.drain))
+    }
+
+    /// Answer gRPC clients at `address`, `host:port`. Returns the address with its port.
+    ///
+    /// # Errors
+    /// As [`Self::listen_http`].
+    pub fn listen_grpc(&self, address: &str, exposure: Exposure) -> Result<String, Failure> {
+        self.listen(address, exposure, self.front_door().grpc_routes(&self.drain))
+    }
+
+    fn front_door(&self) -> FrontDoor {
+        FrontDoor {
             arena: self.arena.clone(),
             models: self.models.lock().iter().map(|(model, _)| model.clone()).collect(),
             request_bytes_max: self.options.request_bytes_max,
-            json_bytes_max: JSON_BYTES_MAX.min(self.options.request_bytes_max),
+            parsed_bytes_max: PARSED_BYTES_MAX.min(self.options.request_bytes_max),
             slo: self.options.slo,
             is_ready: Arc::clone(&self.is_ready),
             statistics: self.statistics.clone(),
-        };
-        self.listen(address, exposure, front_door.http_routes(&self.drain))
+        }
     }
 
     /// Answer Prometheus at `address`, `host:port`. Returns the address with its port.

@@ -2,168 +2,11 @@
 
 mod common;
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::arena;
 use common::dense::{GENEROUS, until};
-use parking_lot::Mutex;
-use rowmill_serve::*;
-use rowmill_server::{Exposure, Server, bind_tcp};
-use rowmill_testkit::Rng64;
+use common::door::{DROPPED, LATE, REFUSED, door, door_with, request};
 use serde_json::{Value, json};
-
-type Seen = Option<([u8; 16], Duration)>;
-
-/// A server of one model, `sums`: the sums of the rows of `values`, plus `offset`.
-struct Door {
-    server: Server,
-    address: SocketAddr,
-    arena: Arena,
-    /// Trace id and time left of the last request.
-    seen: Arc<Mutex<Seen>>,
-}
-
-fn spec(name: &str, dtype: DType, shape: &[Option<u64>]) -> TensorSpec {
-    TensorSpec { name: name.into(), dtype, shape: shape.into(), per: Per::Item }
-}
-
-/// The bytes of all columns, each as one sum.
-fn bytes_of(columns: &[Column]) -> Tensor {
-    let bytes: Vec<u8> = columns.iter().flat_map(|column| column.data.to_vec()).collect();
-    let sums: Vec<u8> = bytes.iter().flat_map(|&byte| f32::from(byte).to_le_bytes()).collect();
-    let shape = [bytes.len() as u64];
-    Tensor::new(TensorName::Number(0), DType::Float32, &shape, Buffer::from(&sums[..]))
-}
-
-fn door() -> Door {
-    door_with(GENEROUS)
-}
-
-fn door_with(slo: Duration) -> Door {
-    let (server, arena) = (Server::start(2).unwrap(), arena());
-    let seen = Arc::new(Mutex::new(None));
-    let last = Arc::clone(&seen);
-    let infer = move |ask: Ask| {
-        *last.lock() = Some((ask.trace, ask.deadline.saturating_duration_since(Instant::now())));
-        let floats = |tensor: &Tensor| -> Vec<f32> {
-            tensor.data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
-        };
-        let tensors = match ask.given {
-            Given::Tensors(tensors) => tensors,
-            Given::Columns(columns) => return ask.answer.reply(vec![bytes_of(&columns)]),
-        };
-        assert!(
-            tensors.iter().all(|tensor| tensor.data.as_ptr().addr().is_multiple_of(tensor.dtype.bytes()))
-        );
-        let values = floats(&tensors[0]);
-        let offset = i64::from_le_bytes(tensors[1].data[..].try_into().unwrap());
-        match offset {
-            -1 => ask.answer.fail(Status::Late, "its deadline is in 3ms".into()),
-            -2 => drop(ask.answer),
-            -3 => drop(std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_millis(200));
-                ask.answer.reply(Vec::new());
-            })),
-            _ => {
-                let sums: Vec<u8> = values
-                    .chunks(2)
-                    .flat_map(|row| (row.iter().sum::<f32>() + offset as f32).to_le_bytes())
-                    .collect();
-                let rows = (sums.len() / 4) as u64;
-                let sums =
-                    Tensor::new(TensorName::Number(0), DType::Float32, &[rows], Buffer::from(&sums[..]));
-                let count = Buffer::from(&[rows as u8][..]);
-                let count = Tensor::new(TensorName::Number(1), DType::UInt8, &[], count);
-                ask.answer.reply(vec![sums, count]);
-            }
-        }
-    };
-    let model = Model {
-        name: "sums".into(),
-        version: "3".into(),
-        inputs: vec![spec("values", DType::Float32, &[None, Some(2)]), spec("offset", DType::Int64, &[])],
-        columns: vec![
-            ColumnSpec { name: "price".into(), kind: ColumnKind::Number, per: Per::Item },
-            ColumnSpec { name: "shop".into(), kind: ColumnKind::Id, per: Per::User },
-        ],
-        outputs: vec![spec("sum", DType::Float32, &[None]), spec("count", DType::UInt8, &[])],
-        infer: Arc::new(infer),
-        loaded: Arc::new(true.into()),
-        halves: Arc::default(),
-    };
-    let front_door = FrontDoor {
-        arena: arena.clone(),
-        models: vec![model],
-        request_bytes_max: 1 << 20,
-        json_bytes_max: 64 << 10,
-        slo,
-        is_ready: Arc::new(true.into()),
-        statistics: Statistics::default(),
-    };
-    let listener = {
-        let _inside = server.handle().enter();
-        bind_tcp("127.0.0.1:0", Exposure::Loopback).unwrap()
-    };
-    let address = listener.local_addr().unwrap();
-    server.serve_http(listener, front_door.http_routes(server.drain()));
-    Door { server, address, arena, seen }
-}
-
-/// A response: status, headers as text, body.
-struct Reply(u16, String, Vec<u8>);
-
-impl Reply {
-    fn json(&self) -> Value {
-        serde_json::from_slice(&self.2).unwrap()
-    }
-
-    fn error(&self) -> String {
-        self.json()["error"].as_str().unwrap().to_owned()
-    }
-}
-
-impl Door {
-    fn send(&self, head: &str, body: &[u8]) -> Reply {
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(GENEROUS)).unwrap();
-        stream
-            .write_all(format!("{head}\r\nhost: localhost\r\nconnection: close\r\n\r\n").as_bytes())
-            .unwrap();
-        // The server may answer before it has read the body.
-        let _ = stream.write_all(body);
-        let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer);
-        let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").expect("a response has a head");
-        let head = String::from_utf8(answer[..end].to_vec()).unwrap();
-        Reply(head[9..12].parse().unwrap(), head, answer[end + 4..].to_vec())
-    }
-
-    fn get(&self, path: &str) -> Reply {
-        self.send(&format!("GET {path} HTTP/1.1"), &[])
-    }
-
-    fn infer(&self, json: &Value, binary: &[u8]) -> Reply {
-        let json = json.to_string();
-        let body = [json.as_bytes(), binary].concat();
-        let head = format!(
-            "POST /v2/models/sums/infer HTTP/1.1\r\ncontent-length: {}\r\ninference-header-content-length: {}\r\n\
-             traceparent: 00-0102030405060708090a0b0c0d0e0f10-0000000000000001-01",
-            body.len(),
-            json.len(),
-        );
-        self.send(&head, &body)
-    }
-}
-
-fn request(data: &Value, offset: i64) -> Value {
-    json!({ "id": "r1", "inputs": [
-        { "name": "values", "datatype": "FP32", "shape": [2, 2], "data": data },
-        { "name": "offset", "datatype": "INT64", "shape": [], "data": [offset] },
-    ]})
-}
 
 #[test]
 fn health_and_metadata_are_those_of_the_protocol() {
@@ -229,11 +72,11 @@ fn json_and_binary_tensors_give_equal_answers() {
 #[test]
 fn refusals_failures_and_late_answers_have_their_status() {
     let door = door();
-    let late = door.infer(&request(&json!([1, 2, 3, 4]), -1), &[]);
+    let late = door.infer(&request(&json!([1, 2, 3, 4]), REFUSED), &[]);
     assert_eq!((late.0, late.error()), (429, "its deadline is in 3ms".into()));
-    let dropped = door.infer(&request(&json!([1, 2, 3, 4]), -2), &[]);
+    let dropped = door.infer(&request(&json!([1, 2, 3, 4]), DROPPED), &[]);
     assert_eq!((dropped.0, dropped.error()), (500, "the model dropped the request without an answer".into()));
-    let mut slow = request(&json!([1, 2, 3, 4]), -3);
+    let mut slow = request(&json!([1, 2, 3, 4]), LATE);
     slow["parameters"] = json!({ "timeout": "20000" });
     let slow = door.infer(&slow, &[]);
     assert_eq!(slow.0, 504);
@@ -270,6 +113,10 @@ fn errors_name_the_input_the_value_and_the_limit() {
         (with("/inputs/0/shape", json!([u64::MAX, 2])), 0, "of a size that fits into memory"),
         (with("/inputs/0/data", json!([1, 2, 3])), 0, "the number of values is 3, must be 4"),
         (with("/inputs/0/data", json!([1, 2, 3, "four"])), 0, "a value of data is \"four\", must be FP32"),
+        (with("/inputs/0/data", json!([1, 2, 3, 1e39])), 0, "a value of data is 1e+39, must be FP32"),
+        (with("/inputs/0/data", json!([[1], [2, 3, 4]])), 0, "a list of data is [1], must be of 2 values"),
+        (with("/inputs/0/data", json!(1)), 0, "input \"values\": data is 1, must be a list"),
+        (with("/id", json!(5)), 0, "id is 5, must be text"),
         (with("/inputs/1/data", json!([1.5])), 0, "input \"offset\": a value of data is 1.5, must be INT64"),
         (with("/inputs", json!([good["inputs"][0]])), 0, "input \"offset\" is missing"),
         (with("/inputs/1", good["inputs"][0].clone()), 0, "input \"values\" occurs twice"),
@@ -307,31 +154,6 @@ fn errors_name_the_input_the_value_and_the_limit() {
         assert_eq!(reply.0, status, "{text}");
         assert!(reply.error().contains(text), "{:?} lacks {text:?}", reply.error());
     }
-}
-
-#[test]
-fn malformed_requests_get_answers_and_leak_nothing() {
-    let door = door();
-    let mut rng = Rng64::new(7);
-    let good = request(&json!([1, 2, 3, 4]), 0).to_string().into_bytes();
-    let mut accepted = 0;
-    for _ in 0..1000 {
-        let mut body = good.clone();
-        for _ in 0..=rng.below(2) {
-            let at = rng.below(body.len() as u64) as usize;
-            match rng.below(3) {
-                0 => body[at] = b"0123456789[]{}\",:-e"[rng.below(19) as usize],
-                1 => drop(body.remove(at)),
-                _ => body[at] = rng.next_u64() as u8,
-            }
-        }
-        let head = format!("POST /v2/models/sums/infer HTTP/1.1\r\ncontent-length: {}", body.len());
-        let status = door.send(&head, &body).0;
-        assert!([200, 400, 429, 500].contains(&status), "{status} {}", String::from_utf8_lossy(&body));
-        accepted += usize::from(status == 200);
-    }
-    assert!((10..900).contains(&accepted), "changes of every kind: {accepted} accepted");
-    until("memory returns", || door.arena.held_bytes() == 0);
 }
 
 #[test]
@@ -391,7 +213,11 @@ fn wrong_columns_are_refused_with_the_reason() {
         (with("shape", json!([3])), "column \"price\": the number of values is 1, must be 3"),
         (with("data", json!(["x"])), "column \"price\": a value of data is \"x\", must be FP32"),
         (
-            with("parameters", json!({"binary_data_size": 3})),
+            with("parameters", json!({"binary_data_size": 4})),
+            "column \"price\": data is given beside binary_data_size, must be one of them",
+        ),
+        (
+            json!([{"name": "price", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 3}}]),
             "column \"price\": binary_data_size is 3, must be 4 for its shape and at most 0",
         ),
     ] {

@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use axum::Router;
+use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -72,9 +73,15 @@ impl Server {
         &self.drain
     }
 
-    /// Answer HTTP requests at `listener` until the server is dropped. The port stays open during a drain, so that
+    /// Answer HTTP/1 and HTTP/2 requests at `listener` until the server is dropped. The port stays open during a drain, so that
     /// `/healthz` tells load balancers about it.
     pub fn serve_http(&self, listener: TcpListener, routes: Router) {
+        // A response of several writes must not wait for acknowledgements in between.
+        let listener = listener.tap_io(|connection| {
+            if let Err(error) = connection.set_nodelay(true) {
+                tracing::warn!(%error, "cannot set TCP_NODELAY");
+            }
+        });
         self.handle().spawn(async move {
             if let Err(error) = axum::serve(listener, routes).await {
                 tracing::error!(%error, "the HTTP port closed");

@@ -18,6 +18,7 @@ _FLAGS: dict[str, tuple[Any, str]] = {
     "dense": (str, "where a CPU half finds its dense half"),
     "host": (str, "address for clients (127.0.0.1)"),
     "http_port": (int, "port of HTTP (8000; 0 takes a free one)"),
+    "grpc_port": (int, "port of gRPC (8001; 0 takes a free one)"),
     "metrics_port": (int, "port of /metrics and /healthz (8002; 0 takes a free one)"),
     "device": (str, "where the dense half runs: cpu (default), cuda or cuda:NUMBER"),
     "memory": (str, "memory for rows of each model (256MiB)"),

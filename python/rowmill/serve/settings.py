@@ -30,6 +30,7 @@ class ServeSettings:
         dense: Where a CPU half finds it.
         host: Where clients connect.
         http_port: Port of HTTP; 0 takes a free one.
+        grpc_port: Port of gRPC; 0 takes a free one.
         metrics_port: Port of metrics, of every role; 0 takes a free one.
         device: Where the dense half runs: "cpu", "cuda" or "cuda:NUMBER".
         insecure: Allow addresses that other machines reach, without encryption.
@@ -52,6 +53,7 @@ class ServeSettings:
     dense: str | None = None
     host: str = "127.0.0.1"
     http_port: int = 8000
+    grpc_port: int = 8001
     metrics_port: int = 8002
     device: str = "cpu"
     insecure: bool = False
@@ -92,6 +94,7 @@ class ServeSettings:
                 )
         limits = {
             "http_port": (0, 65_535),
+            "grpc_port": (0, 65_535),
             "metrics_port": (0, 65_535),
             "lookup_threads": (0, 1024),
             "network_threads": (1, 1024),

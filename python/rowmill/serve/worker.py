@@ -61,8 +61,13 @@ def serve(bundles: Sequence[BundleFiles], settings: ServeSettings) -> None:
             assert settings.listen is not None, "settings demand it"
             addresses = {"dense": worker.listen_dense(settings.listen, settings.insecure)}
         else:
-            address = f"{settings.host}:{settings.http_port}"
-            addresses = {"http": worker.listen_http(address, settings.insecure)}
+            http, grpc = (
+                f"{settings.host}:{port}" for port in (settings.http_port, settings.grpc_port)
+            )
+            addresses = {
+                "http": worker.listen_http(http, settings.insecure),
+                "grpc": worker.listen_grpc(grpc, settings.insecure),
+            }
         metrics = f"{settings.host}:{settings.metrics_port}"
         addresses["metrics"] = worker.listen_metrics(metrics, settings.insecure)
 

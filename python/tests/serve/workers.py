@@ -90,9 +90,12 @@ def worker(
     program: str = "rowmill",
     python: str = sys.executable,
 ) -> Iterator[Worker]:
-    """Start a worker and wait until its models are warm. `program` is a module that behaves as `rowmill`."""
+    """Start a worker and wait until its models are warm. `program` is a module that behaves as `rowmill`.
+
+    Unless `arguments` give a port of gRPC, it is a free one.
+    """
     process = subprocess.Popen(
-        [python, "-m", program, "serve", *map(str, arguments)],
+        [python, "-m", program, "serve", "--grpc-port", "0", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -85,6 +85,12 @@ impl From<&[u8]> for Buffer {
     }
 }
 
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 impl Debug for Buffer {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "Buffer({} bytes)", self.bytes)

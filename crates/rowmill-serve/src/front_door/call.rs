@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::HeaderMap;
 use rowmill_server::{Drain, Hold};
+use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::inputs::aligned;
@@ -12,6 +13,9 @@ use super::problem::{Kind, Problem};
 use super::statistics::Open;
 use super::{FrontDoor, statistics};
 use crate::{Tensor, TopK};
+
+/// Longer timeouts are as good as this one.
+pub(super) const TIMEOUT_MAX: Duration = Duration::from_hours(1);
 
 /// A front door and the end of its process.
 pub(super) struct Door {
@@ -22,7 +26,7 @@ pub(super) struct Door {
 /// A request that the drain waits for.
 pub(super) struct Admitted<'d> {
     door: &'d Door,
-    begin: Instant,
+    pub(super) begin: Instant,
     _hold: Hold,
 }
 
@@ -70,11 +74,6 @@ impl Door {
 }
 
 impl<'d> Admitted<'d> {
-    /// When the request must have arrived.
-    pub(super) fn read_by(&self) -> Instant {
-        self.begin + self.door.front_door.slo
-    }
-
     /// Count the request for its model.
     pub(super) fn call(self, name: &str, version: Option<&str>) -> Result<Call<'d>, Problem> {
         let model = self.door.model(name, version)?;
@@ -86,7 +85,7 @@ impl<'d> Admitted<'d> {
 impl Call<'_> {
     /// When the request must have arrived.
     pub(super) fn read_by(&self) -> Instant {
-        self.admitted.read_by()
+        self.admitted.begin + self.admitted.door.front_door.slo
     }
 
     /// Refuse the request where the model is unloaded.
@@ -126,6 +125,18 @@ impl Call<'_> {
         let status =
             answered.as_ref().map_or_else(|problem| problem.kind.http_status(), |_| statistics::ANSWERED);
         self.open.end(status);
+    }
+}
+
+/// The time that the parameter `timeout` of a request leaves, in microseconds.
+pub(super) fn timeout(value: &Value) -> Result<Option<Duration>, Problem> {
+    // Some clients send it as text. 0 means that there is none.
+    let micros = value.as_u64().or_else(|| value.as_str()?.parse().ok());
+    match micros {
+        Some(0) => Ok(None),
+        Some(micros) => Ok(Some(Duration::from_micros(micros).min(TIMEOUT_MAX))),
+        None if value.is_null() => Ok(None),
+        None => Err(Problem::invalid(format!("timeout is {value}, must be a number of microseconds"))),
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::datatype;
 use super::model::{Given, Model, TensorSpec};
-use super::problem::Problem;
+use super::problem::{Kind, Problem};
 use crate::messages::bytes_of;
 use crate::{Arena, Buffer, Column, ColumnSpec, Elements, Tensor, TensorName};
 
@@ -156,6 +156,19 @@ impl Display for Slot<'_> {
             Self::Input(_, spec) => write!(f, "input {:?}", spec.name),
             Self::Column(_, spec) => write!(f, "column {:?}", spec.name),
         }
+    }
+}
+
+/// Parameters of tensors that extensions of the protocol define, which this server lacks.
+const UNSUPPORTED_PARAMETERS: [&str; 2] = ["classification", "shared_memory_region"];
+
+/// Refuse parameters that would change the meaning of a tensor.
+pub(super) fn check_parameters(of: impl Display, has: impl Fn(&str) -> bool) -> Result<(), Problem> {
+    match UNSUPPORTED_PARAMETERS.iter().find(|name| has(name)) {
+        Some(name) => {
+            Err(Problem::new(Kind::Unsupported, format!("unsupported: {of} has the parameter {name:?}")))
+        }
+        None => Ok(()),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Why a request of the front door has no reply.
 
+use std::time::Duration;
+
 use crate::{ArenaError, Status};
 
 /// What kind of problem it is. Each protocol has a status for it.
@@ -27,6 +29,9 @@ pub(super) enum Kind {
     Failed,
 }
 
+/// Bytes of a text at most: it quotes values of any size, and gRPC sends it in a header.
+const TEXT_BYTES_MAX: usize = 2000;
+
 /// A kind for programs and a text for people.
 #[derive(Debug)]
 pub(super) struct Problem {
@@ -36,12 +41,17 @@ pub(super) struct Problem {
 
 impl Problem {
     pub(super) fn new(kind: Kind, text: String) -> Self {
-        Self { kind, text }
+        Self { kind, text: shortened(text) }
     }
 
     /// The request is wrong.
     pub(super) fn invalid(text: String) -> Self {
         Self::new(Kind::Invalid, text)
+    }
+
+    /// The request did not arrive.
+    pub(super) fn slow(within: Duration) -> Self {
+        Self::new(Kind::Slow, format!("the body did not arrive within {within:?}"))
     }
 
     /// The model's function gave no answer.
@@ -76,6 +86,16 @@ impl Kind {
             Self::Late => 504,
         }
     }
+}
+
+/// The begin and the end of a long text: the end says what a value must be.
+fn shortened(text: String) -> String {
+    if text.len() <= TEXT_BYTES_MAX {
+        return text;
+    }
+    let begin = &text[..text.floor_char_boundary(TEXT_BYTES_MAX / 2)];
+    let end = &text[text.ceil_char_boundary(text.len() - TEXT_BYTES_MAX / 2)..];
+    format!("{begin} ... {end}")
 }
 
 impl From<ArenaError> for Problem {

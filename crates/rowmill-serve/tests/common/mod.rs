@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 pub(crate) mod dense;
+pub(crate) mod door;
+pub(crate) mod inference;
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};

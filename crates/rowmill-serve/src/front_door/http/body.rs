@@ -34,9 +34,10 @@ pub(super) async fn read(
     if json_bytes > bytes {
         return Err(Problem::invalid(format!("{JSON_BYTES} is {json_bytes}, the body has {bytes} bytes")));
     }
-    for (part, found, limit) in
-        [("body", bytes, front_door.request_bytes_max), ("JSON part", json_bytes, front_door.json_bytes_max)]
-    {
+    for (part, found, limit) in [
+        ("body", bytes, front_door.request_bytes_max),
+        ("JSON part", json_bytes, front_door.parsed_bytes_max),
+    ] {
         if found > limit {
             let text = format!(
                 "the {part} has {found} bytes, the limit is {limit}: send large tensors as binary data, or send less"

@@ -30,7 +30,11 @@ pub(super) fn push(bytes: &mut Vec<u8>, elements: Elements, value: &Value, is_ra
 fn push_number(bytes: &mut Vec<u8>, dtype: DType, value: &Value) -> Option<()> {
     let integer = || value.as_i64();
     match dtype {
-        DType::Float32 => bytes.extend((value.as_f64()? as f32).to_le_bytes()),
+        DType::Float32 => {
+            // A number of JSON is finite.
+            let narrowed = Some(value.as_f64()? as f32).filter(|value| value.is_finite())?;
+            bytes.extend(narrowed.to_le_bytes());
+        }
         DType::Float64 => bytes.extend(value.as_f64()?.to_le_bytes()),
         DType::Int8 => bytes.extend(i8::try_from(integer()?).ok()?.to_le_bytes()),
         DType::Int16 => bytes.extend(i16::try_from(integer()?).ok()?.to_le_bytes()),

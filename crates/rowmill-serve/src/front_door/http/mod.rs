@@ -127,9 +127,7 @@ async fn answer(front_door: &FrontDoor, call: &Call<'_>, headers: &HeaderMap, bo
     call.check_loaded()?;
     let read_by = call.read_by();
     let body = tokio::time::timeout_at(read_by.into(), body::read(front_door, headers, body, read_by)).await;
-    let body = body.map_err(|_| {
-        Problem::new(Kind::Slow, format!("the body did not arrive within {:?}", front_door.slo))
-    })??;
+    let body = body.unwrap_or_else(|_| Err(Problem::slow(front_door.slo)))?;
     let request = request::parse(call.model, &body)?;
     let request::Request { given, timeout, options } = request;
     let outputs = call.ask(given, options.outputs.top, timeout, trace(headers)).await?;

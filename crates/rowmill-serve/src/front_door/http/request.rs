@@ -1,14 +1,16 @@
 //! From a body to the tensors of a model.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::super::inputs::{Inputs, Slot, list};
+use super::super::call::timeout;
+use super::super::datatype;
+use super::super::inputs::{Inputs, Slot, check_parameters, list};
 use super::super::model::{Given, Model};
 use super::super::outputs::Outputs;
 use super::super::problem::Problem;
-use super::super::{TIMEOUT_MAX, datatype};
 use super::body::Parts;
 use super::elements;
 use crate::{Buffer, Elements};
@@ -46,7 +48,7 @@ pub(super) fn parse<'m>(model: &'m Model, body: &Parts) -> Result<Request<'m>, P
     }
     Ok(Request {
         given: inputs.finish()?,
-        timeout: parse_timeout(&json["parameters"]["timeout"])?,
+        timeout: timeout(&object(&json["parameters"], "parameters")?["timeout"])?,
         options: parse_options(model, &json)?,
     })
 }
@@ -64,8 +66,13 @@ fn parse_input(
     let shape: Option<Vec<u64>> = sizes.and_then(|sizes| sizes.iter().map(Value::as_u64).collect());
     let shape = shape.ok_or_else(|| slot.wrong("shape", &input["shape"], list(&slot.sizes())))?;
     let bytes = slot.bytes(elements, &shape)?;
-    let size = &input["parameters"]["binary_data_size"];
+    let parameters = object(&input["parameters"], format_args!("parameters of {slot}"))?;
+    check_parameters(slot, |name| !parameters[name].is_null())?;
+    let size = &parameters["binary_data_size"];
     if !size.is_null() {
+        if !input["data"].is_null() {
+            return Err(slot.wrong("data", "given beside binary_data_size", "one of them"));
+        }
         let given = size.as_u64().filter(|&given| bytes.is_none_or(|bytes| bytes as u64 == given));
         let Some(given) = given.map(|given| given as usize).filter(|&given| given <= binary.len()) else {
             let of_shape = bytes.map_or(String::new(), |bytes| format!("{bytes} for its shape and "));
@@ -78,11 +85,12 @@ fn parse_input(
     }
     // Each element takes two characters at least, so the list bounds the memory.
     let (mut data, mut count) = (Vec::new(), 0);
-    flatten(&input["data"], &mut |value| {
+    let is_raw = matches!(slot, Slot::Column(..));
+    flatten(slot, &input["data"], &shape, true, &mut |value| {
         count += 1;
-        elements::push(&mut data, elements, value, matches!(slot, Slot::Column(..)))
-    })
-    .map_err(|value| slot.wrong("a value of data", value, datatype::of(elements)))?;
+        let pushed = elements::push(&mut data, elements, value, is_raw);
+        pushed.ok_or_else(|| slot.wrong("a value of data", value, datatype::of(elements)))
+    })?;
     let expected: u64 = shape.iter().product();
     if count != expected {
         return Err(slot.wrong("the number of values", count, expected));
@@ -90,42 +98,69 @@ fn parse_input(
     Ok((elements, shape, Buffer::from(&data[..])))
 }
 
-/// Pass the elements of nested or flat lists to `push`; returns the first that it refuses.
-fn flatten<'v>(value: &'v Value, push: &mut impl FnMut(&'v Value) -> Option<()>) -> Result<(), &'v Value> {
-    match value.as_array() {
-        Some(values) => values.iter().try_for_each(|value| flatten(value, push)),
-        None => push(value).ok_or(value),
+/// Pass the elements of one list, or of lists in lists as the shape has them, to `push`.
+fn flatten(
+    slot: Slot<'_>,
+    list: &Value,
+    shape: &[u64],
+    is_whole: bool,
+    push: &mut impl FnMut(&Value) -> Result<(), Problem>,
+) -> Result<(), Problem> {
+    let values = list.as_array().ok_or_else(|| slot.wrong("data", list, "a list, or lists in lists"))?;
+    let is_nested = shape.len() > 1 && values.iter().any(Value::is_array);
+    let (&size, inner) = shape.split_first().unwrap_or((&1, &[]));
+    if (is_nested || !is_whole) && values.len() as u64 != size {
+        return Err(slot.wrong("a list of data", list, format_args!("of {size} values")));
     }
-}
-
-fn parse_timeout(value: &Value) -> Result<Option<Duration>, Problem> {
-    // Some clients send it as text. 0 means that there is none.
-    let micros = value.as_u64().or_else(|| value.as_str()?.parse().ok());
-    match micros {
-        Some(0) => Ok(None),
-        Some(micros) => Ok(Some(Duration::from_micros(micros).min(TIMEOUT_MAX))),
-        None if value.is_null() => Ok(None),
-        None => Err(Problem::invalid(format!("timeout is {value}, must be a number of microseconds"))),
-    }
+    values.iter().try_for_each(
+        |value| {
+            if is_nested { flatten(slot, value, inner, false, push) } else { push(value) }
+        },
+    )
 }
 
 fn parse_options<'m>(model: &'m Model, json: &Value) -> Result<ReplyOptions<'m>, Problem> {
     let parameters = &json["parameters"];
     let outputs = Outputs::of(model, &parameters["top_k"], &parameters["top_k_output"])?;
-    let all_binary = parameters["binary_data_output"].as_bool().unwrap_or(false);
-    let wanted = match json["outputs"].as_array() {
-        None => (0..outputs.specs.len()).map(|number| (number, all_binary)).collect(),
-        Some(wanted) => {
+    let all_binary = flag(&parameters["binary_data_output"], "binary_data_output")?.unwrap_or(false);
+    let id = match &json["id"] {
+        Value::Null => None,
+        Value::String(id) => Some(id.clone()),
+        id => return Err(Problem::invalid(format!("id is {id}, must be text"))),
+    };
+    let wanted = match &json["outputs"] {
+        Value::Null => (0..outputs.specs.len()).map(|number| (number, all_binary)).collect(),
+        Value::Array(wanted) => {
             let output = |wanted: &Value| {
                 let name = wanted["name"].as_str();
                 let name = name.ok_or_else(|| {
                     Problem::invalid(format!("the name of an output is {}, must be text", wanted["name"]))
                 })?;
-                let is_binary = wanted["parameters"]["binary_data"].as_bool().unwrap_or(all_binary);
+                let output = format!("output {name:?}");
+                let parameters = object(&wanted["parameters"], format_args!("parameters of {output}"))?;
+                check_parameters(output, |name| !parameters[name].is_null())?;
+                let is_binary = flag(&parameters["binary_data"], "binary_data")?.unwrap_or(all_binary);
                 Ok((outputs.find(name)?, is_binary))
             };
             wanted.iter().map(output).collect::<Result<_, Problem>>()?
         }
+        other => return Err(Problem::invalid(format!("outputs is {other}, must be a list"))),
     };
-    Ok(ReplyOptions { id: json["id"].as_str().map(Into::into), outputs, wanted })
+    Ok(ReplyOptions { id, outputs, wanted })
+}
+
+/// An object, or null in its place.
+fn object(value: &Value, name: impl Display) -> Result<&Value, Problem> {
+    match value {
+        Value::Object(_) | Value::Null => Ok(value),
+        other => Err(Problem::invalid(format!("{name} is {other}, must be an object"))),
+    }
+}
+
+fn flag(value: &Value, name: &str) -> Result<Option<bool>, Problem> {
+    match value {
+        Value::Null => Ok(None),
+        Value::Bool(flag) => Ok(Some(*flag)),
+        other => Err(Problem::invalid(format!("{name} is {other}, must be true or false"))),
+    }
 }
