@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tritonclient import http
 from tritonclient.utils import InferenceServerException
 
 from python.tests.partition.runs import config_of, write_log
@@ -31,7 +31,21 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_FLAGS = ("--http-port", "0", "--metrics-port", "0", "--slo", "60", "--memory", "16MiB")
+http: Any = import_module("tritonclient.http")
+grpc: Any = import_module("tritonclient.grpc")
+
+_FLAGS = (
+    "--http-port",
+    "0",
+    "--grpc-port",
+    "0",
+    "--metrics-port",
+    "0",
+    "--slo",
+    "60",
+    "--memory",
+    "16MiB",
+)
 _KINDS = {
     "float32": "FP32",
     "float64": "FP64",
@@ -48,7 +62,7 @@ class Served:
     """A model behind a worker, the log that it has not seen, and its scores by `rowmill predict`."""
 
     name: str
-    address: str
+    addresses: dict[str, str]
     transform: dict[str, Any]
     log: pa.Table
     scores: NDArray[np.float32]
@@ -58,21 +72,26 @@ class Served:
         return self.transform["id_base"]
 
     def ask(
-        self, inputs: Columns, *, binary: bool = True, **options: Any
+        self, inputs: Columns, *, over: Any = http, binary: bool = True, **options: Any
     ) -> dict[str, NDArray[Any]]:
-        with http.InferenceServerClient(self.address, network_timeout=60.0) as client:
-            given: list[http.InferInput] = []
-            for name, values in inputs.items():
-                given.append(http.InferInput(name, list(values.shape), _KINDS[str(values.dtype)]))
-                given[-1].set_data_from_numpy(values, binary_data=binary)
+        given: list[Any] = []
+        for name, values in inputs.items():
+            given.append(over.InferInput(name, list(values.shape), _KINDS[str(values.dtype)]))
+            form = {} if over is grpc else {"binary_data": binary}
+            given[-1].set_data_from_numpy(values, **form)
+        address = self.addresses["grpc" if over is grpc else "http"]
+        with over.InferenceServerClient(address) as client:
             result = client.infer(self.name, given, **options)
-            return {
-                output["name"]: result.as_numpy(output["name"])
-                for output in result.get_response()["outputs"]
-            }
+            response = result.get_response()
+            names = (
+                [output.name for output in response.outputs]
+                if over is grpc
+                else [output["name"] for output in response["outputs"]]
+            )
+            return {name: result.as_numpy(name) for name in names}
 
-    def answer(self, inputs: Columns) -> NDArray[np.float32]:
-        (scores,) = self.ask(inputs).values()
+    def answer(self, inputs: Columns, *, over: Any = http) -> NDArray[np.float32]:
+        (scores,) = self.ask(inputs, over=over).values()
         return scores
 
     def columns(self, log: pa.Table, *, texts: bool) -> Columns:
@@ -148,7 +167,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Served]
             scores = scores_of(predicted(path.parent / "run", data, path.parent / "scores.parquet"))
             found[path.name] = Served(
                 path.name,
-                running.addresses["http"],
+                running.addresses,
                 json.loads((path / "transform.json").read_text()),
                 pq.read_table(data),
                 scores[:, 0].numpy(),
@@ -162,9 +181,10 @@ def served(both: dict[str, Served], request: pytest.FixtureRequest) -> Served:
     return both[request.param]
 
 
+@pytest.mark.parametrize("over", [http, grpc])
 @pytest.mark.parametrize("texts", [False, True])
-def test_raw_columns_have_the_scores_of_predict(served: Served, texts: bool) -> None:
-    scores = served.answer(served.columns(served.log, texts=texts))
+def test_raw_columns_have_the_scores_of_predict(served: Served, texts: bool, over: Any) -> None:
+    scores = served.answer(served.columns(served.log, texts=texts), over=over)
     np.testing.assert_allclose(scores, served.scores, rtol=0, atol=1e-6)
     np.testing.assert_array_equal(scores, served.answer(served.inputs(served.log)))
 
@@ -191,23 +211,24 @@ def test_a_user_given_once_is_repeated_for_every_candidate(served: Served) -> No
         np.testing.assert_array_equal(served.answer(served.ranking(texts=texts)), expected)
 
 
-def test_top_k_gives_scores_and_positions(served: Served) -> None:
+@pytest.mark.parametrize("over", [http, grpc])
+def test_top_k_gives_scores_and_positions(served: Served, over: Any) -> None:
     _, candidates = served.of_one_user()
     inputs = served.inputs(candidates)
     scores = served.answer(inputs)
     order = np.argsort(-scores, kind="stable")
     for request in (inputs, served.ranking(texts=True)):
         for count in (1, 7, 40, 1000):
-            found = served.ask(request, parameters={"top_k": count})
+            found = served.ask(request, over=over, parameters={"top_k": count})
             assert list(found) == ["scores", "positions"]
             np.testing.assert_array_equal(found["positions"], order[:count])
             np.testing.assert_array_equal(found["scores"], scores[order[:count]])
     with pytest.raises(
         InferenceServerException, match="top_k is -1, must be a whole number from 1"
     ):
-        served.ask(inputs, parameters={"top_k": -1})
+        served.ask(inputs, over=over, parameters={"top_k": -1})
     with pytest.raises(InferenceServerException, match=r"no output \S+, its outputs are"):
-        served.ask(inputs, parameters={"top_k": 1, "top_k_output": "x"})
+        served.ask(inputs, over=over, parameters={"top_k": 1, "top_k_output": "x"})
 
 
 def test_row_ids_of_a_user_come_once(both: dict[str, Served]) -> None:
@@ -223,9 +244,12 @@ def test_row_ids_of_a_user_come_once(both: dict[str, Served]) -> None:
 
 
 def test_the_configuration_describes_the_columns(served: Served) -> None:
-    with http.InferenceServerClient(served.address) as client:
+    with grpc.InferenceServerClient(served.addresses["grpc"]) as client:
+        over_grpc = client.get_model_config(served.name, as_json=True)["config"]
+    with http.InferenceServerClient(served.addresses["http"]) as client:
         config = client.get_model_config(served.name)
         inputs = [given["name"] for given in client.get_model_metadata(served.name)["inputs"]]
+    assert over_grpc["parameters"] == config["parameters"]
     columns = json.loads(config["parameters"]["raw_columns"]["string_value"])
     sent = served.columns(served.log, texts=False)
     assert [column["name"] for column in columns] == list(sent)
@@ -239,6 +263,7 @@ def test_the_configuration_describes_the_columns(served: Served) -> None:
 def test_wrong_columns_are_refused_with_column_row_and_value(both: dict[str, Served]) -> None:
     served = both["din"]
     right = served.columns(served.log.slice(0, 5), texts=True)
+    others = {name: values for name, values in right.items() if name != "shop"}
     inputs = served.inputs(served.log.slice(0, 5))
 
     def changed(name: str, row: int, value: Any) -> Columns:
@@ -261,14 +286,15 @@ def test_wrong_columns_are_refused_with_column_row_and_value(both: dict[str, Ser
             right | {"user": np.ones(5, np.int32)},
             'column "user": datatype is "INT32", must be INT64',
         ),
-        (right | {"ids": inputs["ids"]}, 'the request has input "ids" and raw column "age"'),
+        (others | {"ids": inputs["ids"]}, 'the request has input "ids" and raw column "age"'),
         ({name: right[name] for name in list(right)[1:]}, 'column "age" is missing'),
         (
-            right | {"colour": right["user"]},
+            others | {"colour": right["user"]},
             'no input "colour", its inputs are ["dense", "ids", "len',
         ),
     ]:
-        with pytest.raises(InferenceServerException) as caught:
-            served.ask(columns)
-        assert reason in str(caught.value), caught.value
+        for over in (http, grpc):
+            with pytest.raises(InferenceServerException) as caught:
+                served.ask(columns, over=over)
+            assert reason in str(caught.value), caught.value
     assert served.answer(right).shape == (5,)
