@@ -7,6 +7,8 @@ mod front_door;
 mod halves;
 mod load;
 mod messages;
+mod metrics;
+mod page;
 mod per;
 mod plan;
 mod transform;
@@ -16,13 +18,14 @@ mod worker;
 pub use arena::{Arena, ArenaError, Buffer, Lease};
 pub use batching::{Batch, BatchLimits, Batcher, Dispatcher, Job, Next, Refusal, Refused, ServiceTime};
 pub use failure::Failure;
-pub use front_door::{Answer, Ask, FrontDoor, Given, Model, Statistics, TensorSpec};
+pub use front_door::{Answer, Ask, FrontDoor, Given, Model, TensorSpec};
 pub use halves::{Program, Task, TopK};
 pub use load::{Counts, LoadOptions, LoadReport, Pace, Percentiles, StatusCount, load};
 pub use messages::{
     DType, HEADER_BYTES, Header, Intake, Kind, Limits, Message, MessageError, Received, SMALL_BYTES,
     SpoiledCause, Status, StreamError, Tensor, TensorName, VERSION, encode, read,
 };
+pub use metrics::{Exposition, ModelMetrics};
 pub use per::Per;
 pub use transform::{Column, ColumnKind, ColumnSpec, Elements};
 pub use transport::{

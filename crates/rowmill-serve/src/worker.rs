@@ -7,23 +7,20 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Registry;
 use rowmill_server::{Drain, Exposure, Server, bind_tcp};
 use rowmill_store::Store;
 use tokio::runtime::Handle;
 
-use crate::front_door::{FrontDoor, Model, Statistics};
-use crate::halves::{
-    CpuSeconds, Dense, DenseHalf, Half, LookupThreads, Program, Served, Signature, serve_dense,
-};
+use crate::front_door::{FrontDoor, Model};
+use crate::halves::{Dense, DenseHalf, Half, LookupThreads, Program, Served, Signature, serve_dense};
+use crate::metrics::{Exposition, HalfMetrics};
+use crate::page::{self, Shown};
 use crate::plan::{Plan, Weights};
 use crate::transform::Transform;
 use crate::{
-    Address, Arena, BatchLimits, Client, ClientOptions, Failure, Given, Limits, Listener, Status, Tensor,
+    Address, Arena, BatchLimits, Client, ClientOptions, Failure, Given, Limits, Listener, ModelMetrics,
+    Status, Tensor,
 };
 
 /// Bytes of a request beside binary tensors at most.
@@ -72,28 +69,9 @@ pub struct Worker {
     models: Mutex<Vec<(Model, Arc<Served>)>>,
     dense: Mutex<HashMap<u64, DenseHalf>>,
     programs: Mutex<Vec<Program>>,
-    program_cpu: Family<OfHalf, CpuSeconds>,
+    shown: Mutex<Vec<Shown>>,
     is_ready: Arc<AtomicBool>,
-    statistics: Statistics,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfHalf {
-    model: String,
-    half: &'static str,
-}
-
-/// Bytes of the arena that requests and replies hold.
-#[derive(Debug)]
-struct Held(Arena);
-
-impl Collector for Held {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let gauge = ConstGauge::new(self.0.held_bytes() as i64);
-        let (name, help) = ("rowmill_serve_wire_memory", "Memory that requests and replies hold");
-        let metric = encoder.encode_descriptor(name, help, Some(&Unit::Bytes), gauge.metric_type())?;
-        gauge.encode(metric)
-    }
+    started: Instant,
 }
 
 fn failed(error: impl std::fmt::Display) -> Failure {
@@ -151,9 +129,9 @@ impl Worker {
             models: Mutex::default(),
             dense: Mutex::default(),
             programs: Mutex::default(),
-            program_cpu: Family::default(),
+            shown: Mutex::default(),
             is_ready: Arc::default(),
-            statistics: Statistics::default(),
+            started: Instant::now(),
         })
     }
 
@@ -180,8 +158,12 @@ impl Worker {
             )));
         }
         let signature = bundle.signature()?;
-        let mut programs = Vec::new();
-        let mut half = |name: &'static str| -> Result<Option<Half>, Failure> {
+        let metrics = ModelMetrics::new(&bundle.name);
+        if let Some(rows) = rows {
+            metrics.set_rows(rows);
+        }
+        let (mut programs, mut halves) = (Vec::new(), Vec::new());
+        let mut half = |name: &'static str, times: &Arc<HalfMetrics>| -> Result<Option<Half>, Failure> {
             if signature.half(name).is_none() {
                 return Ok(None);
             }
@@ -189,15 +171,17 @@ impl Worker {
             if bundle.folder.join(&file).exists() {
                 let weights = Weights::open(&bundle.folder.join("weights.safetensors"))?;
                 let plan = Plan::load(&bundle.text(&file)?, &weights, rows)?;
+                halves.push((name, "here, a plan".to_owned()));
                 return Ok(Some(Half::Plan(Arc::new(plan))));
             }
             let one_by_one =
                 BatchLimits { batch_requests_max: 1, batch_rows_max: u32::MAX, ..self.options.batch };
-            let program = self.program(bundle, name, one_by_one);
+            let program = self.program(one_by_one, times);
+            halves.push((name, "here, in torch".to_owned()));
             programs.push((name.to_owned(), program.clone()));
             Ok(Some(Half::Program(program)))
         };
-        let (cpu, post) = (half("cpu")?, half("post")?);
+        let (cpu, post) = (half("cpu", &metrics.cpu)?, half("post", &metrics.post)?);
         let dense = match (signature.half("dense"), dense_at) {
             (None, _) => None,
             (Some(_), Some(address)) => {
@@ -205,18 +189,31 @@ impl Worker {
                     Limits { payload_bytes_max: self.options.request_bytes_max as u64, ..Limits::default() };
                 let options = ClientOptions { limits, ..ClientOptions::default() };
                 let client = Client::new(address.clone(), bundle.program, self.arena.clone(), options);
+                halves.push(("dense", address.to_string()));
                 Some(Dense::There(client))
             }
             (Some(_), None) => {
-                let program = self.program(bundle, "dense", self.batches(&signature));
+                let program = self.program(self.batches(&signature), &metrics.dense);
+                halves.push(("dense", "here, in torch".to_owned()));
                 programs.push(("dense".to_owned(), program.clone()));
                 Some(Dense::Here(program))
             }
         };
         let transform = bundle.transform(&signature)?;
         let (threads, arena) = (self.threads.clone(), self.arena.clone());
-        let served = Arc::new(Served { signature, transform, threads, arena, cpu, dense, post });
-        let model = served.model(&bundle.name, &bundle.version, &self.runtime);
+        let served = Arc::new(Served {
+            signature,
+            transform,
+            threads,
+            arena,
+            cpu,
+            dense,
+            post,
+            metrics: Arc::clone(&metrics),
+        });
+        let model = served.model(&bundle.version, &self.runtime);
+        halves.sort_by_key(|&(name, _)| ["cpu", "dense", "post"].iter().position(|&half| half == name));
+        self.shown.lock().push(Shown { metrics, loaded: Arc::clone(&model.loaded), halves });
         self.models.lock().push((model, served));
         Ok(programs)
     }
@@ -230,8 +227,11 @@ impl Worker {
         if signature.half("dense").is_none() {
             return Ok(None);
         }
-        let program = self.program(bundle, "dense", self.batches(&signature));
+        let metrics = ModelMetrics::new(&bundle.name);
+        let program = self.program(self.batches(&signature), &metrics.dense);
         let half = DenseHalf { signature, program: program.clone() };
+        let halves = vec![("dense", "here, in torch".to_owned())];
+        self.shown.lock().push(Shown { metrics, loaded: Arc::new(true.into()), halves });
         match self.dense.lock().insert(bundle.program, half) {
             Some(_) => {
                 Err(Failure::invalid(format!("the bundle {} is given twice", bundle.folder.display())))
@@ -253,9 +253,8 @@ impl Worker {
         if signature.can_join() { limits } else { BatchLimits { batch_requests_max: 1, ..limits } }
     }
 
-    fn program(&self, bundle: &Bundle, half: &'static str, limits: BatchLimits) -> Program {
-        let cpu = self.program_cpu.get_or_create_owned(&OfHalf { model: bundle.name.clone(), half });
-        let program = Program::new(limits, cpu);
+    fn program(&self, limits: BatchLimits, metrics: &Arc<HalfMetrics>) -> Program {
+        let program = Program::new(limits, metrics);
         self.programs.lock().push(program.clone());
         program
     }
@@ -265,7 +264,7 @@ impl Worker {
     /// # Errors
     /// When the address is in use, or more exposed than `exposure` allows.
     pub fn listen_http(&self, address: &str, exposure: Exposure) -> Result<String, Failure> {
-        self.listen(address, exposure, self.front_door().http_routes(&self.drain))
+        self.listen(address, exposure, self.front_door().http_routes(&self.drain).merge(self.page()))
     }
 
     /// Answer gRPC clients at `address`, `host:port`. Returns the address with its port.
@@ -284,7 +283,6 @@ impl Worker {
             parsed_bytes_max: PARSED_BYTES_MAX.min(self.options.request_bytes_max),
             slo: self.options.slo,
             is_ready: Arc::clone(&self.is_ready),
-            statistics: self.statistics.clone(),
         }
     }
 
@@ -294,15 +292,20 @@ impl Worker {
     /// As [`Self::listen_http`].
     pub fn listen_metrics(&self, address: &str, exposure: Exposure) -> Result<String, Failure> {
         let mut registry = Registry::default();
-        self.statistics.register(&mut registry);
-        registry.register_with_unit(
-            "rowmill_serve_program_cpu",
-            "CPU time of the threads that run programs of torch, without the threads of torch's own pool",
-            Unit::Seconds,
-            self.program_cpu.clone(),
-        );
-        registry.register_collector(Box::new(Held(self.arena.clone())));
-        self.listen(address, exposure, rowmill_server::router(registry, &self.drain))
+        let models = self.shown.lock().iter().map(|shown| Arc::clone(&shown.metrics)).collect();
+        registry.register_collector(Box::new(Exposition { models, arena: self.arena.clone() }));
+        // The status page is here too: a worker of dense halves has no other HTTP port.
+        self.listen(address, exposure, rowmill_server::router(registry, &self.drain).merge(self.page()))
+    }
+
+    fn page(&self) -> axum::Router {
+        page::routes(page::Status {
+            models: self.shown.lock().clone(),
+            arena: self.arena.clone(),
+            is_ready: Arc::clone(&self.is_ready),
+            drain: self.drain.clone(),
+            started: self.started,
+        })
     }
 
     fn listen(&self, address: &str, exposure: Exposure, routes: axum::Router) -> Result<String, Failure> {
@@ -352,6 +355,7 @@ impl Worker {
 
     /// Tell clients that the models are warm.
     pub fn set_ready(&self) {
+        self.shown.lock().iter().for_each(|shown| shown.metrics.forget_warm_up());
         self.is_ready.store(true, Relaxed);
     }
 

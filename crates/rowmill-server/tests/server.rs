@@ -81,8 +81,13 @@ impl Process {
     }
 
     fn get(&self, path: &str) -> String {
+        self.get_as(path, "*/*")
+    }
+
+    fn get_as(&self, path: &str, accept: &str) -> String {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+        let headers = format!("host: localhost\r\nconnection: close\r\naccept: {accept}\r\n");
+        write!(stream, "GET {path} HTTP/1.1\r\n{headers}\r\n").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer
@@ -109,8 +114,12 @@ fn metrics_and_health_are_served_and_sigterm_drains() {
     let process = Process::start("waits", &[]);
     let metrics = process.get("/metrics");
     assert!(metrics.starts_with("HTTP/1.1 200"), "{metrics}");
+    assert!(metrics.contains("content-type: text/plain; version=0.0.4"), "{metrics}");
+    assert!(metrics.contains("# TYPE rowmill_test_requests_total counter\n"), "{metrics}");
+    assert!(metrics.contains("\nrowmill_test_requests_total 3\n"), "{metrics}");
+    let metrics = process.get_as("/metrics", "application/openmetrics-text;version=1.0.0,text/plain;q=0.5");
     assert!(metrics.contains("content-type: application/openmetrics-text"), "{metrics}");
-    assert!(metrics.contains("rowmill_test_requests_total 3\n"), "{metrics}");
+    assert!(metrics.ends_with("rowmill_test_requests_total 3\n# EOF\n"), "{metrics}");
     assert!(process.get("/healthz").contains("\r\n\r\nok\n"));
     assert!(process.get("/nothing").starts_with("HTTP/1.1 404"));
 

@@ -77,7 +77,7 @@ impl<'d> Admitted<'d> {
     /// Count the request for its model.
     pub(super) fn call(self, name: &str, version: Option<&str>) -> Result<Call<'d>, Problem> {
         let model = self.door.model(name, version)?;
-        let open = self.door.front_door.statistics.open(&model.name, self.begin);
+        let open = Open::new(&model.metrics, self.begin);
         Ok(Call { admitted: self, model, open })
     }
 }
@@ -118,6 +118,14 @@ impl Call<'_> {
             Problem::new(Kind::Late, format!("no answer of model {name:?} within {taken:?}: allow more time"))
         })?;
         outputs.unwrap_or_else(|_| Err(Problem::dropped()))
+    }
+
+    /// Turn outputs into a response, on the clock.
+    pub(super) fn encode<R>(&self, encode: impl FnOnce() -> R) -> R {
+        let begin = Instant::now();
+        let encoded = encode();
+        self.model.metrics.encode.observe(begin.elapsed());
+        encoded
     }
 
     /// Count the request by its outcome.

@@ -24,7 +24,6 @@ use axum::Router;
 use rowmill_server::Drain;
 
 pub use model::{Answer, Ask, Given, Model, TensorSpec};
-pub use statistics::Statistics;
 
 use crate::Arena;
 
@@ -51,8 +50,6 @@ pub struct FrontDoor {
     pub slo: Duration,
     /// Whether the models are warm.
     pub is_ready: Arc<AtomicBool>,
-    /// What is counted of requests.
-    pub statistics: Statistics,
 }
 
 impl FrontDoor {

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::datatype;
 use super::problem::Problem;
-use crate::{Column, ColumnSpec, DType, Per, Status, Tensor, TopK};
+use crate::{Column, ColumnSpec, DType, ModelMetrics, Per, Status, Tensor, TopK};
 
 /// A model and what it takes and gives.
 #[derive(Clone)]
@@ -33,6 +33,8 @@ pub struct Model {
     pub loaded: Arc<AtomicBool>,
     /// How its halves run, by half. Clones share it.
     pub halves: Arc<Mutex<BTreeMap<String, String>>>,
+    /// What is counted of its requests.
+    pub metrics: Arc<ModelMetrics>,
 }
 
 impl Model {

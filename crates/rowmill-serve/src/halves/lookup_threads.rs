@@ -8,6 +8,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use crate::metrics::{HalfMetrics, Reason, Turn};
 use crate::plan::Values;
 use crate::{Arena, Failure, Status};
 
@@ -23,6 +24,8 @@ type Job = Box<dyn FnOnce(&Arena) -> Result<Values, Failure> + Send>;
 struct Work {
     job: Job,
     deadline: Instant,
+    metrics: Arc<HalfMetrics>,
+    turn: Turn,
     answer: oneshot::Sender<Result<Values, Failure>>,
 }
 
@@ -50,10 +53,14 @@ impl LookupThreads {
     pub(crate) async fn run(
         &self,
         deadline: Instant,
+        metrics: &Arc<HalfMetrics>,
         job: impl FnOnce(&Arena) -> Result<Values, Failure> + Send + 'static,
     ) -> Result<Values, Failure> {
         let (answer, result) = oneshot::channel();
-        self.work.try_send(Work { job: Box::new(job), deadline, answer }).map_err(|error| {
+        let (turn, refused) = (metrics.queue(), Arc::clone(metrics));
+        let work = Work { job: Box::new(job), deadline, metrics: Arc::clone(metrics), turn, answer };
+        self.work.try_send(work).map_err(|error| {
+            refused.refuse(Reason::QueueFull);
             let text = match error {
                 TrySendError::Full(_) => {
                     format!(
@@ -73,10 +80,12 @@ fn run(waiting: &Mutex<Receiver<Work>>, arena: &Arena) {
     loop {
         // One thread waits in the channel, the others at the lock.
         let received = waiting.lock().recv();
-        let Ok(Work { job, deadline, answer }) = received else { return };
+        let Ok(Work { job, deadline, metrics, mut turn, answer }) = received else { return };
+        turn.begin();
         let late =
             || Failure::new(Status::Late, "its deadline passed before a lookup thread was free: retry later");
         let result = if Instant::now() >= deadline {
+            metrics.refuse(Reason::Late);
             Err(late())
         } else {
             // A job changes nothing but values of its own, so a panic leaves nothing half done.
@@ -85,6 +94,11 @@ fn run(waiting: &Mutex<Receiver<Work>>, arena: &Arena) {
                 Err(Failure::new(Status::Failed, "the CPU half failed: see the worker's log"))
             })
         };
+        match &result {
+            Ok(_) => turn.end(),
+            Err(failure) if failure.status == Status::Full => metrics.refuse(Reason::MemoryFull),
+            Err(_) => {}
+        }
         // The sender of the request may have given up.
         let _ = answer.send(result);
     }

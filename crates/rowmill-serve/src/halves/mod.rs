@@ -13,7 +13,6 @@ mod signature;
 
 pub(crate) use dense::{DenseHalf, serve_dense};
 pub(crate) use lookup_threads::LookupThreads;
-pub(crate) use program::CpuSeconds;
 pub use program::{Program, Task};
 pub use ranking::TopK;
 pub(crate) use served::{Dense, Half, Served};

@@ -1,30 +1,28 @@
 //! A program that a thread of Python runs: requests wait in a deadline queue, and the thread takes batches.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use prometheus_client::metrics::counter::Counter;
 use tokio::sync::oneshot;
 
+use crate::metrics::{HalfMetrics, Reason, Turn};
 use crate::{Batch, BatchLimits, Dispatcher, Failure, Refusal, Replier, Status, Tensor};
 
 /// The queue of a program. Clones are the same queue.
 #[derive(Clone)]
 pub struct Program {
     queue: Arc<Dispatcher<Task>>,
+    metrics: Arc<HalfMetrics>,
     is_closed: Arc<AtomicBool>,
-    cpu: CpuSeconds,
 }
-
-/// CPU time that a program has taken, in seconds.
-pub(crate) type CpuSeconds = Counter<f64, AtomicU64>;
 
 /// A request to a program. Dropped without an answer, it fails.
 #[derive(Debug)]
 pub struct Task {
     /// Its inputs, in the order of the program's signature.
     pub tensors: Vec<Tensor>,
+    turn: Turn,
     answer: Way,
 }
 
@@ -36,9 +34,11 @@ enum Way {
 }
 
 impl Program {
-    /// A program whose batches have these limits, and whose CPU time is added to `cpu`.
-    pub fn new(limits: BatchLimits, cpu: CpuSeconds) -> Self {
-        let refuse = |task: Task, refusal: Refusal| {
+    /// A program whose batches have these limits.
+    pub(crate) fn new(limits: BatchLimits, metrics: &Arc<HalfMetrics>) -> Self {
+        let refused = Arc::clone(metrics);
+        let refuse = move |task: Task, refusal: Refusal| {
+            refused.refuse(Reason::from(refusal));
             let status = match refusal {
                 Refusal::TooLarge { .. } => Status::Invalid,
                 Refusal::Full { .. } => Status::Full,
@@ -47,13 +47,16 @@ impl Program {
             };
             task.fail(Failure::new(status, refusal.to_string()));
         };
-        Self { queue: Dispatcher::new(limits, refuse), is_closed: Arc::default(), cpu }
+        Self {
+            queue: Dispatcher::new(limits, refuse),
+            metrics: Arc::clone(metrics),
+            is_closed: Arc::default(),
+        }
     }
 
     /// Queue a request of a peer, or refuse it at once.
     pub fn submit_of_peer(&self, tensors: Vec<Tensor>, deadline: Instant, replier: Replier) {
-        let rows = rows_of(&tensors);
-        self.queue.submit(deadline, rows, Task { tensors, answer: Way::Peer(replier) });
+        self.submit(tensors, deadline, Way::Peer(replier));
     }
 
     /// The outputs of a request of this process.
@@ -62,20 +65,27 @@ impl Program {
     /// When the program refuses or fails.
     pub(crate) async fn run(&self, tensors: Vec<Tensor>, deadline: Instant) -> Result<Vec<Tensor>, Failure> {
         let (answer, result) = oneshot::channel();
-        self.queue.submit(deadline, rows_of(&tensors), Task { tensors, answer: Way::Here(answer) });
+        self.submit(tensors, deadline, Way::Here(answer));
         result.await.unwrap_or_else(|_| {
             Err(Failure::new(Status::Failed, "the program dropped the request: see the worker's log"))
         })
     }
 
+    fn submit(&self, tensors: Vec<Tensor>, deadline: Instant, answer: Way) {
+        let rows = rows_of(&tensors);
+        self.queue.submit(deadline, rows, Task { tensors, turn: self.metrics.queue(), answer });
+    }
+
     /// Wait for a batch, `wait` at most.
     pub fn take(&self, wait: Duration) -> Option<Batch<Task>> {
-        self.queue.take(wait)
+        let mut batch = self.queue.take(wait)?;
+        batch.requests.iter_mut().for_each(|task| task.turn.begin());
+        Some(batch)
     }
 
     /// Count CPU time that running the program has taken.
     pub fn add_cpu(&self, taken: Duration) {
-        self.cpu.inc_by(taken.as_secs_f64());
+        self.metrics.add_cpu(taken);
     }
 
     /// Requests that wait.
@@ -110,7 +120,8 @@ fn rows_of(tensors: &[Tensor]) -> u32 {
 impl Task {
     /// Answer with the outputs, named by their numbers.
     pub fn reply(self, outputs: Vec<Tensor>) {
-        let Self { tensors, answer } = self;
+        let Self { tensors, turn, answer } = self;
+        turn.end();
         // First: what a peer has lent is then released with the reply.
         drop(tensors);
         match answer {
@@ -122,7 +133,7 @@ impl Task {
 
     /// Report that the request failed.
     pub fn fail(self, failure: Failure) {
-        let Self { tensors, answer } = self;
+        let Self { tensors, answer, .. } = self;
         drop(tensors);
         match answer {
             // As above.

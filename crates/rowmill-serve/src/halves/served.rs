@@ -10,7 +10,7 @@ use super::signature::{tensors_of, values_of};
 use super::{HalfSignature, LookupThreads, Program, Signature};
 use crate::plan::{Plan, Values, bind};
 use crate::transform::Transform;
-use crate::{Arena, Ask, Client, Failure, Given, Model, Status, Tensor};
+use crate::{Arena, Ask, Client, Failure, Given, Model, ModelMetrics, Status, Tensor};
 
 /// The CPU half, or post-processing.
 #[derive(Clone, Debug)]
@@ -47,6 +47,8 @@ pub(crate) struct Served {
     pub(crate) dense: Option<Dense>,
     /// Post-processing.
     pub(crate) post: Option<Half>,
+    /// What is counted of its requests.
+    pub(crate) metrics: Arc<ModelMetrics>,
 }
 
 impl Served {
@@ -70,7 +72,8 @@ impl Served {
             }
             Ok(values)
         };
-        let mut values = self.threads.run(deadline, prepare).await?;
+        let half = if let Some(Half::Plan(_)) = self.cpu { &self.metrics.cpu } else { &self.metrics.inputs };
+        let mut values = self.threads.run(deadline, half, prepare).await?;
         if let (Some(Half::Program(program)), Some(about)) = (&self.cpu, signature.half("cpu")) {
             run(program, about, &mut values, deadline).await?;
         }
@@ -78,7 +81,12 @@ impl Served {
             let tensors = tensors_of(about.inputs.iter().map(String::as_str), &values)?;
             let reply = match dense {
                 Dense::Here(program) => program.run(tensors, deadline).await?,
-                Dense::There(client) => client.call(tensors, trace, deadline).await?.tensors,
+                Dense::There(client) => {
+                    let begin = Instant::now();
+                    let reply = client.call(tensors, trace, deadline).await?.tensors;
+                    self.metrics.crossing.observe(begin.elapsed());
+                    reply
+                }
             };
             values.extend(values_of(&about.outputs, reply)?);
         }
@@ -88,7 +96,8 @@ impl Served {
             }
             (Some(Half::Plan(plan)), _) => {
                 let (plan, given) = (Arc::clone(plan), values.clone());
-                values.extend(self.threads.run(deadline, move |arena| plan.run(arena, &given)).await?);
+                let run = move |arena: &Arena| plan.run(arena, &given);
+                values.extend(self.threads.run(deadline, &self.metrics.post, run).await?);
             }
             (None, _) | (_, None) => {}
         }
@@ -125,7 +134,7 @@ impl Served {
     }
 
     /// The model as the front door serves it. Requests run as tasks of `runtime`.
-    pub(crate) fn model(self: &Arc<Self>, name: &str, version: &str, runtime: &Handle) -> Model {
+    pub(crate) fn model(self: &Arc<Self>, version: &str, runtime: &Handle) -> Model {
         let (served, runtime) = (Arc::clone(self), runtime.clone());
         let infer = move |ask: Ask| {
             let served = Arc::clone(&served);
@@ -142,7 +151,7 @@ impl Served {
             });
         };
         Model {
-            name: name.into(),
+            name: self.metrics.name.clone(),
             version: version.into(),
             inputs: self.signature.input_specs(),
             columns: self.transform.as_ref().map_or_else(Vec::new, Transform::columns),
@@ -150,6 +159,7 @@ impl Served {
             infer: Arc::new(infer),
             loaded: Arc::new(true.into()),
             halves: Arc::default(),
+            metrics: Arc::clone(&self.metrics),
         }
     }
 }

@@ -153,6 +153,11 @@ enum Lost {
 }
 
 impl Client {
+    /// Where it connects to.
+    pub fn address(&self) -> &Address {
+        &self.0.address
+    }
+
     /// A client that connects with its first call. Tensors of `arena` are not copied.
     pub fn new(address: Address, program: u64, arena: Arena, options: ClientOptions) -> Self {
         let state = tokio::sync::Mutex::default();

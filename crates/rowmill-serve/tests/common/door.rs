@@ -68,6 +68,7 @@ pub(crate) fn door_with(slo: Duration) -> Door {
         }),
         loaded: Arc::new(true.into()),
         halves: Arc::default(),
+        metrics: ModelMetrics::new("sums"),
     };
     let front_door = FrontDoor {
         arena: arena.clone(),
@@ -76,10 +77,10 @@ pub(crate) fn door_with(slo: Duration) -> Door {
         parsed_bytes_max: 64 << 10,
         slo,
         is_ready: Arc::new(true.into()),
-        statistics: Statistics::default(),
     };
     let mut metrics = Registry::default();
-    front_door.statistics.register(&mut metrics);
+    let models = front_door.models.iter().map(|model| Arc::clone(&model.metrics)).collect();
+    metrics.register_collector(Box::new(Exposition { models, arena: arena.clone() }));
     let listen = |routes: axum::Router| {
         let listener = {
             let _inside = server.handle().enter();

@@ -1,7 +1,7 @@
 //! What the protocol tells about a server and its models, as messages.
 
 use super::super::model::{Model, TensorSpec};
-use super::super::statistics::{Counted, Statistics};
+use super::super::statistics::{Counted, counted};
 use super::super::{EXTENSIONS, PLATFORM, SERVER, datatype};
 use super::messages::model_metadata_response::TensorMetadata;
 use super::messages::repository_index_response::ModelIndex;
@@ -62,8 +62,8 @@ fn data_type(dtype: DType) -> DataType {
     DataType::from_str_name(&format!("TYPE_{}", datatype::name(dtype))).unwrap_or(DataType::TypeInvalid)
 }
 
-pub(super) fn statistics(model: &Model, statistics: &Statistics) -> ModelStatistics {
-    let (answered, failed) = statistics.of(&model.name);
+pub(super) fn statistics(model: &Model) -> ModelStatistics {
+    let (answered, failed) = counted(&model.metrics);
     let duration = |counted: &Counted| Some(StatisticDuration { count: counted.count, ns: counted.ns });
     ModelStatistics {
         name: model.name.clone(),

@@ -38,7 +38,7 @@ pub(super) async fn answer(door: &Door, headers: &HeaderMap, body: Body) -> Answ
         let Fitting { given, timeout, id, outputs, wanted } = request.fit(call.model)?;
         let timeout = timeout.into_iter().chain(allowed).min();
         let tensors = call.ask(given, outputs.top, timeout, trace(headers)).await?;
-        let mut reply = reply(&outputs, &wanted, &tensors)?;
+        let mut reply = call.encode(|| reply(&outputs, &wanted, &tensors))?;
         reply.model_name.clone_from(&call.model.name);
         reply.model_version.clone_from(&call.model.version);
         reply.id = id;

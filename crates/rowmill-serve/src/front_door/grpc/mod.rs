@@ -128,10 +128,9 @@ fn config(door: &Door, asked: &ModelConfigRequest) -> Answered<ModelConfigRespon
 }
 
 fn statistics(door: &Door, asked: &ModelStatisticsRequest) -> Answered<ModelStatisticsResponse> {
-    let of = |model: &Model| about::statistics(model, &door.front_door.statistics);
     let model_stats = match &*asked.name {
-        "" => door.front_door.models.iter().map(of).collect(),
-        name => vec![of(model(door, name, &asked.version)?)],
+        "" => door.front_door.models.iter().map(about::statistics).collect(),
+        name => vec![about::statistics(model(door, name, &asked.version)?)],
     };
     Ok(ModelStatisticsResponse { model_stats })
 }

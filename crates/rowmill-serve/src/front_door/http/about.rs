@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::super::model::{Model, TensorSpec};
-use super::super::statistics::{Counted, Statistics};
+use super::super::statistics::{Counted, counted};
 use super::super::{EXTENSIONS, PLATFORM, SERVER, datatype};
 
 pub(super) fn server() -> Value {
@@ -39,8 +39,8 @@ pub(super) fn config(model: &Model) -> Value {
     })
 }
 
-pub(super) fn statistics(model: &Model, statistics: &Statistics) -> Value {
-    let (answered, failed) = statistics.of(&model.name);
+pub(super) fn statistics(model: &Model) -> Value {
+    let (answered, failed) = counted(&model.metrics);
     let json = |counted: &Counted| json!({ "count": counted.count, "ns": counted.ns });
     json!({
         "name": model.name,

@@ -85,13 +85,11 @@ async fn config(State(door): Front, Path(path): PathOf) -> Answered {
 
 async fn statistics(State(door): Front, Path(path): PathOf) -> Answered {
     let model = door.model_of(&path)?;
-    let answer = about::statistics(model, &door.front_door.statistics);
-    Ok(answer_json(StatusCode::OK, &json!({ "model_stats": [answer] })))
+    Ok(answer_json(StatusCode::OK, &json!({ "model_stats": [about::statistics(model)] })))
 }
 
 async fn all_statistics(State(door): Front) -> Response {
-    let FrontDoor { models, statistics, .. } = &door.front_door;
-    let answers: Vec<Value> = models.iter().map(|model| about::statistics(model, statistics)).collect();
+    let answers: Vec<Value> = door.front_door.models.iter().map(about::statistics).collect();
     answer_json(StatusCode::OK, &json!({ "model_stats": answers }))
 }
 
@@ -131,7 +129,7 @@ async fn answer(front_door: &FrontDoor, call: &Call<'_>, headers: &HeaderMap, bo
     let request = request::parse(call.model, &body)?;
     let request::Request { given, timeout, options } = request;
     let outputs = call.ask(given, options.outputs.top, timeout, trace(headers)).await?;
-    reply::encode(call.model, &options, &outputs)
+    call.encode(|| reply::encode(call.model, &options, &outputs))
 }
 
 impl IntoResponse for Problem {
