@@ -55,6 +55,10 @@ train: setup ## Set up, then train a DLRM on a generated click log, with memory 
 	rm -rf out/quickstart/store
 	$(VENV)/bin/rowmill train --config examples/quickstart.toml
 
+.PHONY: serve-demo
+serve-demo: setup ## Serve the demo's model in two processes and ask it over HTTP and gRPC; trains it unless its run is there
+	$(VENV)/bin/python examples/serve_demo.py
+
 .PHONY: setup
 setup: $(CORE) ## Install missing tools, build the binding into .venv
 
@@ -87,6 +91,7 @@ test-python: setup ## Run the Python tests
 
 .PHONY: test-serving
 test-serving: setup ## Run the tests of `rowmill serve`, whose workers are processes
+	tools/serving.sh
 	$(PYTEST) $(SERVING_TESTS)
 
 .PHONY: test-long
