@@ -18,7 +18,7 @@ def add_loadtest(commands: Any) -> None:
     parser = commands.add_parser(
         "loadtest", help="offer load to a server and measure goodput and latency"
     )
-    parser.add_argument("url", metavar="URL", help="http://HOST:PORT of the server")
+    parser.add_argument("url", metavar="URL", help="server: http://HOST:PORT or grpc://HOST:PORT")
     parser.add_argument("model", metavar="MODEL", help="name of the model")
     parser.add_argument(
         "--requests",

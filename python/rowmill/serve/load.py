@@ -32,7 +32,7 @@ def loadtest(
     Give one of `senders`, `rate` and `trace`.
 
     Args:
-        url: `http://HOST:PORT`.
+        url: `http://HOST:PORT` or `grpc://HOST:PORT`.
         model: Name of a model.
         requests: A bundle, whose example requests are sent in turn, or a file of safetensors with tensors `N.input.NAME`,
             and `N.output.PLACE` for their answers.

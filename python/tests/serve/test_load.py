@@ -217,6 +217,27 @@ def test_a_server_that_is_killed_during_a_run_costs_failures(
     assert "cannot connect" in report["statuses"]["unreachable"]["first"]
 
 
+def test_grpc_is_counted_as_http(server: Worker, bundles: Bundles, tmp_path: Path) -> None:
+    address = f"grpc://{server.addresses['grpc']}"
+    where = {"requests": bundles.folder / "ragged", "warm_up": 0.0, "seconds": 0.7}
+    report = run(address, "ragged", senders=3, slo=20.0, check=1e-3, **where)
+    counts = report["counts"]
+    assert counts["arrived"] == counts["in_time"] > 3
+    assert counts["wrong"] == 0
+    assert report["statuses"] == {"OK": {"count": counts["arrived"], "first": ""}}
+    assert report["bytes_received"] > 20 * counts["arrived"]
+    report = run(address, "ragged", rate=50.0, slo=1e-6, **where)
+    assert report["counts"]["in_time"] == 0
+    assert report["statuses"].keys() <= {"OK", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
+    with pytest.raises(ServingError, match=r"\(NOT_FOUND\): no model"):
+        run(address, "absent", senders=1, **where)
+    with pytest.raises(ServingError, match=r"\(INVALID_ARGUMENT\)"):
+        run(address, "dlrm", senders=1, **where)
+    for wrong, other in (("grpc", "http"), ("http", "grpc")):
+        with pytest.raises(ServingError, match="the first request"):
+            run(f"{wrong}://{server.addresses[other]}", "dlrm", senders=1, **where)
+
+
 def test_wrong_options_are_one_error(server: Worker, bundles: Bundles, tmp_path: Path) -> None:
     good = {"requests": bundles.folder / "dlrm", "senders": 1, "seconds": 0.5}
     trace = tmp_path / "trace"

@@ -8,7 +8,7 @@
 
 mod call;
 pub(crate) mod datatype;
-mod grpc;
+pub(crate) mod grpc;
 mod http;
 mod inputs;
 mod model;

@@ -7,8 +7,10 @@
 
 mod answer;
 mod arrivals;
+mod connection;
 mod cpu_time;
 mod examples;
+mod grpc;
 mod http;
 mod options;
 mod pacer;

@@ -21,7 +21,7 @@ pub enum Pace {
 /// A run against one model of a server.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// `http://HOST:PORT`.
+    /// `http://HOST:PORT` or `grpc://HOST:PORT`.
     pub url: String,
     /// The model's name.
     pub model: String,

@@ -28,7 +28,7 @@ pub struct Counts {
     pub in_time: u64,
     /// Answered later.
     pub late: u64,
-    /// Refused because of load: 429.
+    /// Refused because of load: 429 or `RESOURCE_EXHAUSTED`.
     pub refused: u64,
     /// Without an answer, or with an error.
     pub failed: u64,
@@ -197,7 +197,9 @@ mod tests {
     }
 
     fn reply(verdict: Verdict, status: &str) -> Reply {
-        Reply { verdict, status: status.into(), text: status.into(), bytes: 3, outputs: None }
+        let mut reply = Reply::new(verdict, status, 3);
+        reply.explain(status);
+        reply
     }
 
     /// Random requests, counted beside by lists.

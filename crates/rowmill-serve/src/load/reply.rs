@@ -2,6 +2,9 @@
 
 use crate::plan::Array;
 
+/// Characters of an error that the report keeps.
+const TEXT_MAX: usize = 300;
+
 /// What became of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
@@ -17,7 +20,7 @@ pub(super) enum Verdict {
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) verdict: Verdict,
-    /// The status by which the run counts it: "200", "429", "unreachable".
+    /// The status by which the run counts it: 200, `RESOURCE_EXHAUSTED`, unreachable.
     pub(super) status: String,
     /// Why there is no answer.
     pub(super) text: String,
@@ -28,8 +31,19 @@ pub(super) struct Reply {
 }
 
 impl Reply {
+    pub(super) fn new(verdict: Verdict, status: &str, bytes: usize) -> Self {
+        Self { verdict, status: status.into(), text: String::new(), bytes, outputs: None }
+    }
+
     /// A request that ended without an answer of the server.
-    pub(super) fn failed(status: &str, text: impl Into<String>) -> Self {
-        Self { verdict: Verdict::Failed, status: status.into(), text: text.into(), bytes: 0, outputs: None }
+    pub(super) fn failed(status: &str, text: &str) -> Self {
+        let mut reply = Self::new(Verdict::Failed, status, 0);
+        reply.explain(text);
+        reply
+    }
+
+    /// Why there is no answer, as far as the report keeps it.
+    pub(super) fn explain(&mut self, text: &str) {
+        self.text = text.chars().take(TEXT_MAX).collect();
     }
 }

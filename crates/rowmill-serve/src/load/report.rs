@@ -44,7 +44,7 @@ pub struct LoadReport {
     pub goodput_per_s: f64,
     /// Requests by what became of them.
     pub counts: Counts,
-    /// Requests that were sent, by status: an HTTP status, "unreachable", "disconnected" or "unanswered".
+    /// Requests that were sent, by status: a status of HTTP or gRPC, "unreachable", "disconnected" or "unanswered".
     pub statuses: BTreeMap<String, StatusCount>,
     /// Latency of answers.
     pub latency_ms: Percentiles,

@@ -10,9 +10,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout};
 
 use super::arrivals::Arrivals;
+use super::connection::{Connection, Encoded};
 use super::cpu_time::cpu_time;
 use super::examples::{Example, read_examples};
-use super::http::{HttpConnection, HttpRequest};
 use super::options::{LoadOptions, Pace, Plan};
 use super::pacer::pace;
 use super::recorder::Recorder;
@@ -32,7 +32,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// What all senders of a run share.
 struct Run {
     target: Arc<Target>,
-    requests: Vec<(HttpRequest, Example)>,
+    requests: Vec<(Encoded, Example)>,
     check: Option<f64>,
     patience: Duration,
     start: Instant,
@@ -60,7 +60,7 @@ pub fn load(options: &LoadOptions, interrupted: &dyn Fn() -> bool) -> Result<Loa
     }
     let timeout_us = u64::try_from(plan.slo.as_micros()).unwrap_or(u64::MAX);
     let requests =
-        examples.into_iter().map(|example| (HttpRequest::encode(&example, timeout_us), example)).collect();
+        examples.into_iter().map(|example| (Encoded::new(&target, &example, timeout_us), example)).collect();
     let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| {
         Failure::new(Status::Failed, format!("cannot start the network runtime: {error}"))
     })?;
@@ -128,7 +128,7 @@ async fn closed_loop(run: &Arc<Run>, senders: usize, end: Duration) -> Result<()
     for _ in 0..senders {
         let run = Arc::clone(run);
         tasks.spawn(async move {
-            let mut connection = HttpConnection::new(Arc::clone(&run.target));
+            let mut connection = Connection::new(Arc::clone(&run.target));
             loop {
                 let at = run.start.elapsed();
                 if at >= end {
@@ -161,7 +161,7 @@ async fn open_loop(run: &Arc<Run>, arrivals: Arrivals, connections_max: usize) -
         let (run, idle) = (Arc::clone(run), Arc::clone(&idle));
         tasks.spawn(async move {
             let found = idle.lock().pop();
-            let mut connection = found.unwrap_or_else(|| HttpConnection::new(Arc::clone(&run.target)));
+            let mut connection = found.unwrap_or_else(|| Connection::new(Arc::clone(&run.target)));
             run.send(&mut connection, at).await;
             idle.lock().push(connection);
         });
@@ -172,29 +172,29 @@ async fn open_loop(run: &Arc<Run>, arrivals: Arrivals, connections_max: usize) -
 
 impl Run {
     /// Send the request whose turn it is, which was due `at`, and count how it ends.
-    async fn send(&self, connection: &mut HttpConnection, at: Duration) -> Verdict {
+    async fn send(&self, connection: &mut Connection, at: Duration) -> Verdict {
         let number = self.sent.fetch_add(1, Relaxed) % self.requests.len();
         let (request, example) = &self.requests[number];
         let lag = self.start.elapsed().saturating_sub(at);
         let reply = self.ask(connection, request).await;
         let ended = self.start.elapsed();
         let recorded = self.check.map(|tolerance| (&example.outputs[..], tolerance));
-        self.recorder.lock().ended(at, lag, ended, request.bytes(), &reply, recorded);
+        self.recorder.lock().ended(at, lag, ended, request.body.len(), &reply, recorded);
         reply.verdict
     }
 
-    async fn ask(&self, connection: &mut HttpConnection, request: &HttpRequest) -> Reply {
+    async fn ask(&self, connection: &mut Connection, request: &Encoded) -> Reply {
         let answered = timeout(self.patience, connection.ask(request, self.check.is_some())).await;
         answered
-            .unwrap_or_else(|_| Reply::failed("unanswered", format!("no answer within {:?}", self.patience)))
+            .unwrap_or_else(|_| Reply::failed("unanswered", &format!("no answer within {:?}", self.patience)))
     }
 
     /// Whether the server takes the requests. Refusals because of its load are no reason not to measure it.
     async fn probe(&self) -> Result<(), Failure> {
         let (request, _) = &self.requests[0];
-        let reply = self.ask(&mut HttpConnection::new(Arc::clone(&self.target)), request).await;
+        let reply = self.ask(&mut Connection::new(Arc::clone(&self.target)), request).await;
         match reply.verdict {
-            Verdict::Failed if reply.status != "504" => Err(Failure::new(
+            Verdict::Failed if !matches!(&*reply.status, "504" | "DEADLINE_EXCEEDED") => Err(Failure::new(
                 Status::Failed,
                 format!(
                     "the first request to model {:?} at {} failed ({}): {}",

@@ -4,16 +4,24 @@ use axum::http::Uri;
 
 use crate::Failure;
 
+/// How a server is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protocol {
+    Http,
+    Grpc,
+}
+
 /// The address of a server and the name of a model.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
+    pub(super) protocol: Protocol,
     /// `HOST:PORT`, where to connect.
     pub(super) authority: String,
     pub(super) model: String,
 }
 
 impl Target {
-    /// Read `http://HOST:PORT`.
+    /// Read `http://HOST:PORT` or `grpc://HOST:PORT`.
     ///
     /// # Errors
     /// When the URL has another form.
@@ -22,9 +30,11 @@ impl Target {
             Failure::invalid(format!("the server is {url:?}: {why}, as in http://127.0.0.1:8000"))
         };
         let uri: Uri = url.parse().map_err(|_| wrong("give a URL"))?;
-        if uri.scheme_str() != Some("http") {
-            return Err(wrong("the scheme must be http"));
-        }
+        let protocol = match uri.scheme_str() {
+            Some("http") => Protocol::Http,
+            Some("grpc") => Protocol::Grpc,
+            _ => return Err(wrong("the scheme must be http or grpc")),
+        };
         let authority = uri.authority().ok_or_else(|| wrong("give HOST:PORT"))?;
         if authority.port_u16().is_none() {
             return Err(wrong("give the port"));
@@ -38,7 +48,7 @@ impl Target {
                 "the model is {model:?}, must be a name that fits into a URL"
             )));
         }
-        Ok(Self { authority: authority.as_str().into(), model: model.into() })
+        Ok(Self { protocol, authority: authority.as_str().into(), model: model.into() })
     }
 }
 
@@ -52,6 +62,8 @@ mod tests {
             let authority = url.trim_start_matches("http://").trim_end_matches('/');
             assert_eq!(Target::parse(url, "dlrm").unwrap().authority, authority);
         }
+        assert_eq!(Target::parse("http://127.0.0.1:1", "dlrm").unwrap().protocol, Protocol::Http);
+        assert_eq!(Target::parse("grpc://127.0.0.1:1", "dlrm").unwrap().protocol, Protocol::Grpc);
         for (url, why) in [
             ("127.0.0.1:8000", "scheme"),
             ("https://127.0.0.1:1", "scheme"),

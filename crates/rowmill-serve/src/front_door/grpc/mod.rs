@@ -8,7 +8,7 @@ mod about;
 mod contents;
 mod frame;
 mod infer;
-mod messages;
+pub(crate) mod messages;
 mod parameter;
 mod request;
 mod split;
