@@ -16,9 +16,11 @@ fail() {
 root=()
 [ "$(id -u)" = 0 ] || root=(sudo)
 
+# Started as root, apt works as a user of its own, who may lack access to .tools and to the temporary folder.
+as_is=(-o APT::Sandbox::User=root)
 apt_updated=false
 update() {
-    $apt_updated || "${root[@]}" apt-get update -qq >&2 || say "apt-get update failed: trying with the lists that are there"
+    $apt_updated || "${root[@]}" apt-get "${as_is[@]}" update -qq >&2 || say "apt-get update failed: trying with the lists that are there"
     apt_updated=true
 }
 
@@ -37,7 +39,7 @@ if ! [ -x "$promtool" ]; then
     folder=$(mktemp -d .tools/prometheus.XXXXXX)
     trap 'rm -rf "$folder"' EXIT
     say "unpacking the package prometheus under .tools"
-    (cd "$folder" && apt-get download -qq prometheus >&2) || fail "cannot download the package prometheus, which has promtool"
+    (cd "$folder" && apt-get "${as_is[@]}" download -qq prometheus >&2) || fail "cannot download the package prometheus, which has promtool"
     dpkg-deb -x "$folder"/prometheus_*.deb "$folder/unpacked"
     rm -rf .tools/prometheus
     mv "$folder/unpacked" .tools/prometheus

@@ -33,9 +33,13 @@ RUN = {
 }
 
 
+def _end(_signal: int, _frame: object) -> None:
+    sys.exit("ended by SIGTERM")
+
+
 def main() -> None:
     # Workers and network namespaces are removed on the way out.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    signal.signal(signal.SIGTERM, _end)
     arguments = _arguments()
     benchmark = common.Benchmark(common.settings(arguments))
     quick, seed = benchmark.settings.quick, benchmark.settings.seed
