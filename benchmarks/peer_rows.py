@@ -20,8 +20,8 @@ from benchmarks import common
 from benchmarks.memory_group import memory_group
 
 PROCESS_BYTES = 512 << 20
-"""Memory beyond what the engine is told to use: its code, rows in transfer and unused memory of its allocator. 256 MiB
-were too little once."""
+"""Bytes added to the memory limit of a process, on top of the engine's cache: for the engine's code, for rows in transfer,
+and for memory that its allocator keeps unused. With 256 MiB, a run was ended for lack of memory."""
 KINDS = ("rocksdb", "lmdb", "faster")
 """Engines that the loops support."""
 THREADS = {"rocksdb": 16, "lmdb": 16, "faster": 2}

@@ -24,7 +24,7 @@ class Load:
         requests: File of recorded requests.
         seconds: How long requests are sent.
         slo_s: The timeout that they carry.
-        senders: A closed loop of so many senders; None: an open loop.
+        senders: Number of senders of a closed loop; None: an open loop.
         rate: Requests per second of an open loop.
     """
 
@@ -70,7 +70,10 @@ def measured(load: Load, workers: Mapping[str, Worker], url: str) -> dict[str, A
             risen = {
                 name: value - before[role][1].get(name, 0.0) for name, value in metrics.items()
             }
-            cell[f"{role}_metrics"] = {name: by for name, by in risen.items() if by}
+            # Without the buckets of histograms, which no figure uses.
+            cell[f"{role}_metrics"] = {
+                name: by for name, by in risen.items() if by and "_bucket{" not in name
+            }
             cell[f"{role}_program_cpu_s"] = program_cpu_s(risen)
     return cell
 

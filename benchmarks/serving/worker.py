@@ -55,7 +55,7 @@ def worker(
     inside: tuple[str, ...] = (),
     threads: int = 1,
 ) -> Generator[Worker]:
-    """Start `rowmill serve`, where each dense layer has so many threads, and wait until it is ready."""
+    """Start `rowmill serve` and wait until it is ready. Each dense layer runs on `threads` threads."""
     command = [*inside, sys.executable, "-m", "rowmill", "serve", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     with running(command, log, environment) as process:

@@ -98,7 +98,7 @@ def memory_returns(found: Worker) -> None:
 
 
 def large(bundles: Bundles, mib: int) -> dict[str, Tensor]:
-    """A request of so many MiB: two bags of words."""
+    """A request of `mib` MiB with two bags of words."""
     (inputs, _), *_ = bundles.requests("ragged")
     values, offsets, weights, dense = inputs
     count = mib * 2**20 // 12

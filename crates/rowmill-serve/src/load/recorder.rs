@@ -16,7 +16,7 @@ use crate::plan::Array;
 
 /// Histograms hold microseconds up to one hour, with three digits.
 const MICROS_MAX: u64 = 3_600_000_000;
-/// Kinds of statuses that are told apart; the rest counts together.
+/// A report lists this many different statuses. Answers with any further status are counted together.
 const STATUSES_MAX: usize = 32;
 
 /// Requests by what became of them. Each request counts once in all but the last field.
