@@ -39,9 +39,9 @@ enum State {
     Number,
     /// Before or inside the length of a field.
     Length { is_raw: bool },
-    /// So many bytes of a field are left.
+    /// Inside a field, with the number of its bytes that are left.
     Field(usize),
-    /// So many bytes of the last raw tensor are left.
+    /// Inside the last raw tensor, with the number of its bytes that are left.
     Raw(usize),
 }
 
