@@ -74,10 +74,14 @@ class ServeSettings:
         if self.role not in ("all", "dense", "cpu"):
             raise InvalidInput(f'role must be "all", "dense" or "cpu", got {self.role!r}')
         for key, role in (("listen", "dense"), ("dense", "cpu")):
-            if (getattr(self, key) is not None) != (self.role == role):
+            address = getattr(self, key)
+            if self.role == role and address is None:
                 raise InvalidInput(
-                    f"role {role!r} and an address as {key!r} go together, got role {self.role!r} and "
-                    f"{key} = {getattr(self, key)!r}"
+                    f"role {role!r} needs an address in {key}: tcp://HOST:PORT or shm:///PATH"
+                )
+            if self.role != role and address is not None:
+                raise InvalidInput(
+                    f"{key} is {address!r} and role is {self.role!r}: only role {role!r} has {key}"
                 )
         if re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is None:
             raise InvalidInput(

@@ -251,7 +251,7 @@ def test_wrong_options_are_one_error(server: Worker, bundles: Bundles, tmp_path:
         ({"senders": None}, "give one of"),
         ({"rate": 5.0}, "give one of"),
         ({"requests": tmp_path / "absent"}, "absent"),
-        ({"requests": trace}, "trace"),
+        ({"requests": trace}, "trace: it is not a safetensors file"),
     ]:
         with pytest.raises(InvalidInput, match=reason):
             run(server, "dlrm", **good | options)

@@ -220,8 +220,9 @@ def test_workers_end_in_order(bundles: Bundles) -> None:
 def test_what_cannot_be_served_is_one_line(bundles: Bundles, tmp_path: Path) -> None:
     path = bundles.folder / "dlrm"
     for arguments, reason in [
-        ((tmp_path,), "no manifest.json"),
-        ((path, "--role", "cpu"), "go together"),
+        ((tmp_path,), "no manifest.json: give a folder that `rowmill export` wrote"),
+        ((path, "--role", "cpu"), "role 'cpu' needs an address in dense"),
+        ((path, "--dense", "tcp://127.0.0.1:1"), "only role 'cpu' has dense"),
         ((path, "--role", "dense", "--listen", "here"), "no address"),
         ((path, path, *_PORTS), "two bundles"),
         ((path, "--host", "0.0.0.0", *_PORTS), "--insecure"),

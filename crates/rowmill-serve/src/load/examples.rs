@@ -37,7 +37,9 @@ pub(super) fn read_examples(path: &Path) -> Result<Vec<Example>, Failure> {
         Failure::invalid(format!("cannot read recorded requests from {}: {cause}", path.display()))
     };
     let file = Bytes::from(std::fs::read(path).map_err(|error| wrong(error.to_string()))?);
-    let tensors = SafeTensors::deserialize(&file).map_err(|error| wrong(error.to_string()))?;
+    let tensors = SafeTensors::deserialize(&file).map_err(|error| {
+        wrong(format!("it is not a safetensors file ({error}): give a bundle, or a file of that kind"))
+    })?;
     let mut examples: BTreeMap<usize, (Vec<Input>, BTreeMap<usize, Array>)> = BTreeMap::new();
     for (key, view) in tensors.iter() {
         let strange = || wrong(format!("tensor {key:?} is called neither N.input.NAME nor N.output.PLACE"));
