@@ -6,9 +6,12 @@ import (
 	"strings"
 )
 
+// DefaultGrowth is the default of Options.Growth.
+const DefaultGrowth = 1.3
+
 // Options are limits of the whole cluster; zero values select the defaults.
 type Options struct {
-	// Growth multiplies the expected demand of a service when its spine is chosen; default 1.3.
+	// Growth multiplies the expected demand of a service when its spine is chosen; default DefaultGrowth.
 	Growth float64
 	// UplinkLimit is the fraction of a leaf's uplink that instances may use; default 0.8.
 	UplinkLimit float64
@@ -42,7 +45,7 @@ func NewCluster(options Options) (*Cluster, error) {
 		standard float64
 		least    float64
 	}{
-		{"Growth", &options.Growth, 1.3, 1},
+		{"Growth", &options.Growth, DefaultGrowth, 1},
 		{"UplinkLimit", &options.UplinkLimit, 0.8, 0},
 		{"UplinkNICs", &options.UplinkNICs, 0, 0},
 		{"Oversubscription", &options.Oversubscription, 1, 0},
@@ -119,6 +122,21 @@ func (c *Cluster) Declare(s Service) error {
 	return nil
 }
 
+// Withdraw reverts Declare. Instances of the service that run stay where they are.
+func (c *Cluster) Withdraw(name string) {
+	s := c.services[name]
+	if s == nil {
+		return
+	}
+	for _, g := range s.groups {
+		g.promise(c.options.Growth, -1)
+	}
+	s.Service, s.declared = Service{Name: name}, false
+	if len(s.groups) == 0 {
+		delete(c.services, name)
+	}
+}
+
 // Bind records an instance that already runs on a node, and picks devices for it. Resources and devices must suffice;
 // the rules of spine, density and uplink are not checked.
 func (c *Cluster) Bind(in Instance, node string) (Assignment, error) {
@@ -135,6 +153,23 @@ func (c *Cluster) Bind(in Instance, node string) (Assignment, error) {
 		return Assignment{}, fmt.Errorf("instance %q: %w", in.Name, c.missOf(h, &in, g))
 	}
 	return c.assign(h, g, &in), nil
+}
+
+// Adopt records an instance that already runs on a node, even if resources or devices do not suffice. Free amounts of the
+// node are then negative, and it accepts no further instance. Schedulers use Adopt for what they cannot change.
+func (c *Cluster) Adopt(in Instance, node string) error {
+	g, err := c.admit(&in)
+	if err != nil {
+		return err
+	}
+	defer c.forget(g)
+	h := c.hosts[node]
+	if h == nil {
+		return fmt.Errorf("instance %q: node %q is not in the cluster", in.Name, node)
+	}
+	a := h.pickAny(&in)
+	c.record(h, g, a)
+	return nil
 }
 
 // Restore records an instance that runs with known devices, for example one that another Cluster placed.
@@ -184,6 +219,16 @@ func (c *Cluster) admit(in *Instance) (*group, error) {
 	if r := c.instances[in.Name]; r != nil {
 		return nil, fmt.Errorf("instance %q runs already, on node %q", in.Name, r.Node)
 	}
+	s, err := c.serviceOf(in)
+	if err != nil {
+		return nil, err
+	}
+	c.services[in.Service] = s
+	return s.group(in.Group), nil
+}
+
+// serviceOf returns the service of an instance, a new one if it is unknown, and checks the group.
+func (c *Cluster) serviceOf(in *Instance) (*service, error) {
 	s := c.services[in.Service]
 	if s == nil {
 		s = &service{Service: Service{Name: in.Service}}
@@ -191,8 +236,7 @@ func (c *Cluster) admit(in *Instance) (*group, error) {
 	if groups := max(s.Groups, 1); in.Group >= groups {
 		return nil, fmt.Errorf("instance %q: group must be below %d, the number of groups of service %q, got %d", in.Name, groups, in.Service, in.Group)
 	}
-	c.services[in.Service] = s
-	return s.group(in.Group), nil
+	return s, nil
 }
 
 // forget drops a group without instances, and its service if it was not declared and has no other group.

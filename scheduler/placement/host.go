@@ -208,6 +208,20 @@ func (h *host) reach(nic int, in *Instance) Distance {
 	return Far
 }
 
+// pickAny chooses devices for an instance that may not fit: those that are free, and the NIC with most left.
+func (h *host) pickAny(in *Instance) Assignment {
+	a := h.pick(in)
+	if in.NIC > 0 && a.NICIndex < 0 {
+		a.Distance = Far
+		for nic, free := range h.nic {
+			if a.NICIndex < 0 || free > h.nic[a.NICIndex] {
+				a.NICIndex = nic
+			}
+		}
+	}
+	return a
+}
+
 // pick chooses devices for an instance that fits.
 func (h *host) pick(in *Instance) Assignment {
 	a := Assignment{Instance: *in, Node: h.Name}
@@ -218,6 +232,8 @@ func (h *host) pick(in *Instance) Assignment {
 	}
 	if in.GPUs > 0 {
 		a.GPUs = h.pickGPUs(in, a.NICIndex)
+	}
+	if len(a.GPUs) > 0 {
 		near = h.cpuByGPU[a.GPUs[0].Index]
 	}
 	a.CPUs = h.pickCores(in.Cores, near)

@@ -48,16 +48,20 @@ func (c *Cluster) search(in *Instance, g *group, only *spine) *host {
 			return h
 		}
 	}
-	asked := g.service.Expected.times(c.options.Growth)
-	if asked == (Demand{}) {
-		asked = DemandOf([]Instance{*in})
-	}
-	for _, s := range c.spinesFor(asked, g) {
+	for _, s := range c.spinesFor(c.askedFor(in, g), g) {
 		if h := c.searchSpine(s, in, g); h != nil {
 			return h
 		}
 	}
 	return nil
+}
+
+// askedFor returns the demand by which the spine of a new group is chosen.
+func (c *Cluster) askedFor(in *Instance, g *group) Demand {
+	if asked := g.service.Expected.times(c.options.Growth); asked != (Demand{}) {
+		return asked
+	}
+	return DemandOf([]Instance{*in})
 }
 
 // spinesFor returns the spines that a group may use, best first. A group with instances prefers the spine with most of

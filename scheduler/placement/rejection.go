@@ -76,6 +76,9 @@ type Rejection struct {
 	// Nodes counts all nodes; Turned counts, by rule, the nodes that the rule rejected first.
 	Nodes  int
 	Turned [RuleCount]int
+	// Open counts nodes that meet every rule. It is 0 for errors of this package; a scheduler with rules of its own, such
+	// as taints, may reject them.
+	Open int
 	// Nearest is the node with the fewest missed rules, then with the smallest shortage, below the spines that the
 	// instance may use, or below any spine if there is none; nil without nodes.
 	Nearest *Miss
@@ -90,6 +93,9 @@ func (r *Rejection) Error() string {
 			fmt.Fprintf(&text, "%s%d by rule %s", between, count, Rule(rule))
 			between = ", "
 		}
+	}
+	if r.Open > 0 {
+		fmt.Fprintf(&text, "%s%d by none of these rules", between, r.Open)
 	}
 	if r.Nearest != nil {
 		fmt.Fprintf(&text, "; nearest: %s", r.Nearest.Error())
@@ -119,6 +125,10 @@ func (c *Cluster) reject(in *Instance, g *group, only *spine) *Rejection {
 		for _, l := range s.leaves {
 			for _, h := range l.hosts {
 				missed := c.shortages(found[:0], h, in, g, only)
+				if len(missed) == 0 {
+					r.Open++
+					continue
+				}
 				r.Turned[missed[0].Rule]++
 				if len(missed) > fewest {
 					continue

@@ -109,6 +109,11 @@ func (d Demand) Plus(other Demand, sign int) Demand {
 	return d
 }
 
+// Max returns the larger of two demands, each resource by itself.
+func (d Demand) Max(other Demand) Demand {
+	return d.Plus(other.Plus(d, -1).positive(), 1)
+}
+
 func (d Demand) times(factor float64) Demand {
 	scaled := func(value int64) int64 { return int64(float64(value) * factor) }
 	return Demand{

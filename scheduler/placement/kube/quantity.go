@@ -29,9 +29,11 @@ func parseQuantity(text string) (float64, error) {
 // quantities is a resource list as the API writes it.
 type quantities map[string]string
 
+// Extended resources of nodes and pods.
 const (
-	gpuResource = "nvidia.com/gpu"
-	nicResource = "rowmill.io/nic-percent"
+	GPUResource = "nvidia.com/gpu"
+	// NICResource counts percent of a NIC.
+	NICResource = "rowmill.io/nic-percent"
 )
 
 // amounts are the resources that placement uses: millicores, MiB, GPUs and percent of a NIC.
@@ -50,8 +52,8 @@ func (q quantities) amounts() (amounts, error) {
 		{"cpu", 1000, func(v float64) { a.cores = int64(v) }},
 		{"memory", 1.0 / (1 << 20), func(v float64) { a.memory = int64(v) }},
 		{"ephemeral-storage", 1.0 / (1 << 20), func(v float64) { a.disk = int64(v) }},
-		{gpuResource, 1, func(v float64) { a.gpus = int(v) }},
-		{nicResource, 1, func(v float64) { a.nic = int(v) }},
+		{GPUResource, 1, func(v float64) { a.gpus = int(v) }},
+		{NICResource, 1, func(v float64) { a.nic = int(v) }},
 	} {
 		text, ok := q[field.name]
 		if !ok {

@@ -25,11 +25,40 @@ var DefaultLabels = Labels{
 
 // Labels and annotations of a pod that belongs to a service.
 const (
-	serviceLabel      = "rowmill.io/service"
-	roleLabel         = "rowmill.io/role"
-	densityAnnotation = "rowmill.io/density"
-	groupAnnotation   = "rowmill.io/group"
+	ServiceLabel      = "rowmill.io/service"
+	RoleLabel         = "rowmill.io/role"
+	DensityAnnotation = "rowmill.io/density"
+	GroupAnnotation   = "rowmill.io/group"
 )
+
+// Describe sets what a pod says about an instance by labels and annotations: service, role, density and group. A pod
+// without a service is a service of its own.
+func Describe(in *placement.Instance, labels, annotations map[string]string) error {
+	in.Service = labels[ServiceLabel]
+	if in.Service == "" {
+		in.Service = "pod " + in.Name
+	}
+	if text := labels[RoleLabel]; text != "" {
+		role, err := placement.ParseRole(text)
+		if err != nil {
+			return fmt.Errorf("label %s: %w", RoleLabel, err)
+		}
+		in.Role = role
+	}
+	for _, field := range []struct {
+		name string
+		set  *int
+	}{{DensityAnnotation, &in.Density}, {GroupAnnotation, &in.Group}} {
+		if text := annotations[field.name]; text != "" {
+			number, err := strconv.Atoi(text)
+			if err != nil || number < 0 {
+				return fmt.Errorf("annotation %s must be a whole number >= 0, got %q", field.name, text)
+			}
+			*field.set = number
+		}
+	}
+	return nil
+}
 
 // Pod is a pod with the node that it is bound to, or "".
 type Pod struct {
@@ -77,8 +106,8 @@ func Read(r io.Reader, labels Labels) (*Snapshot, error) {
 			if node.Spine == "" || node.Leaf == "" {
 				unlabelled++
 			}
-			if o.Status.Allocatable[gpuResource] != "" && len(devices.byNode[node.Name]) > 0 {
-				s.warn("node %q offers GPUs as %s and in resource slices: the slices count", node.Name, gpuResource)
+			if o.Status.Allocatable[GPUResource] != "" && len(devices.byNode[node.Name]) > 0 {
+				s.warn("node %q offers GPUs as %s and in resource slices: the slices count", node.Name, GPUResource)
 			}
 			s.Nodes = append(s.Nodes, node)
 		case "Pod":
@@ -139,32 +168,16 @@ func readPod(o *object, devices *devices) (Pod, error) {
 		return Pod{}, err
 	}
 	pod := Pod{Node: o.Spec.NodeName, Instance: placement.Instance{
-		Name: o.Metadata.key(), Service: o.Metadata.Labels[serviceLabel],
+		Name:      o.Metadata.key(),
 		Resources: placement.Resources{Cores: a.cores, Memory: a.memory, Disk: a.disk},
 		GPUs:      a.gpus, NIC: a.nic,
 	}}
-	if pod.Service == "" {
-		// A pod without a service is a service of its own.
-		pod.Service = "pod " + pod.Name
-	}
 	pod.Role = placement.RoleCPU
 	if a.gpus > 0 || len(o.Spec.ResourceClaims) > 0 {
 		pod.Role = placement.RoleWhole
 	}
-	if text := o.Metadata.Labels[roleLabel]; text != "" {
-		if pod.Role, err = placement.ParseRole(text); err != nil {
-			return pod, fmt.Errorf("label %s: %w", roleLabel, err)
-		}
-	}
-	for _, field := range []struct {
-		name string
-		set  *int
-	}{{densityAnnotation, &pod.Density}, {groupAnnotation, &pod.Group}} {
-		if text := o.Metadata.Annotations[field.name]; text != "" {
-			if *field.set, err = strconv.Atoi(text); err != nil || *field.set < 0 {
-				return pod, fmt.Errorf("annotation %s must be a whole number >= 0, got %q", field.name, text)
-			}
-		}
+	if err := Describe(&pod.Instance, o.Metadata.Labels, o.Metadata.Annotations); err != nil {
+		return pod, err
 	}
 	pod.gpus = devices.claimed(o)
 	return pod, nil
