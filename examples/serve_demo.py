@@ -102,8 +102,8 @@ def trained_run(settings: Path, out: Path | None) -> tuple[Path, Path]:
         rowmill("train", "--config", settings, "--out", run)
     if not any(log.glob("*.parquet")):
         raise Failed(
-            f"{log} has no Parquet files, from which the demo takes its rows: run `rowmill data generate --config "
-            f"{settings} --out {log}`"
+            f"{log} has no Parquet files, from which the demo takes its rows: remove {run / 'store'} and run the demo again, "
+            "which then generates the log and trains"
         )
     return run, log
 

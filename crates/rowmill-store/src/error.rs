@@ -39,9 +39,9 @@ pub enum StoreError {
     },
     /// A checkpoint was prepared and not committed.
     #[error(
-        "{location} has checkpoint {prepared} prepared and not committed, besides its last one, {committed}: say which \
-         of them holds by opening it with at={committed} or at={prepared}; if it is a part of a checkpoint of many \
-         ranks, open that checkpoint instead"
+        "{location} has checkpoint {prepared} prepared and not committed, besides its last one, {committed}: choose one \
+         with at={committed} or at={prepared}; if it is a part of a checkpoint of many ranks, open that checkpoint \
+         instead"
     )]
     InDoubt {
         /// The store.
@@ -330,7 +330,7 @@ pub enum StoreError {
     /// A queued get was not served within the deadline of the store.
     #[error(
         "a queued get of {rows} rows of table {table:?} was not served within {waited:?}: the gets before it or the \
-         device took too long; finish or drop earlier steps, or raise the store's wait deadline"
+         device took too long; finish or drop earlier steps, or raise wait_deadline_s"
     )]
     QueueTimeout {
         /// The table.
@@ -361,8 +361,8 @@ pub enum StoreError {
     },
     /// A step would hold the clocks of more rows than the limit.
     #[error(
-        "step {ticket} holds the clocks of {held} rows and asks for {wanted} more, but the limit is {limit} rows per \
-         step: update or release rows before asking for more, or use smaller batches"
+        "step {ticket} has read {held} rows that it has not updated, and reads {wanted} more, but the limit is {limit} \
+         rows per step: update or release rows first, or use smaller batches"
     )]
     TooManyRows {
         /// Number of the ticket.
@@ -376,7 +376,7 @@ pub enum StoreError {
     },
     /// The eviction rule of a table needs event times, and no step has passed one.
     #[error(
-        "rows of table {table:?} live by event time, but no step has passed one: begin steps with an event time"
+        "table {table:?} evicts rows by event time, but no step has an event time: begin steps with an event time"
     )]
     NoEventTime {
         /// The table.

@@ -1,4 +1,4 @@
-"""The command line: `rowmill train`, `export`, `predict`, `inspect`, `fsck`, `push`, `checkpoints`, `restore`, `changes`, `follow`, `data`.
+"""The command `rowmill`: all subcommands but `serve` and `loadtest`, which have modules of their own.
 
 Flags come from the fields of `rowmill.config`. Every error is one line on standard error. The exit code is 2 for bad
 input and 1 for a failure of the store or the machine.
@@ -16,7 +16,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args
 
 from rowmill.cli.load import add_loadtest
 from rowmill.cli.serving import add_serve
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from rowmill.train.report.figures import Figure
 
 _TRAIN_SECTIONS = ("data", "model", "gnn", "rows", "store", "train", "checkpoint")
+_METAVARS = {int: "N", float: "X", str: "SIZE", Path: "PATH"}
 _COUNT_DIGITS = 6
 _CHECKPOINT_DIGITS = 18
+_RUN = "folder of a run (--out of rowmill train), or the folder of its rows"
 _BAD_INPUT = (
     BundleExists,
     CheckpointMissing,
@@ -110,32 +112,28 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     export = commands.add_parser(
-        "export", help="write a trained click model as a bundle for serving"
+        "export", help="write a trained click model as a bundle, a folder for `rowmill serve`"
     )
+    export.add_argument("run", type=_path, metavar="RUN", help=_RUN)
     export.add_argument(
-        "run", type=_path, metavar="RUN", help="folder given to rowmill train --out, or of its rows"
-    )
-    export.add_argument(
-        "--out", type=_path, required=True, metavar="BUNDLE", help="folder for the bundle, new"
+        "--out", type=_path, required=True, metavar="BUNDLE", help="new folder for the bundle"
     )
     export.add_argument(
         "--rule",
         choices=("bytes", "prism"),
         default="bytes",
-        help="how the model is cut in two halves: fewest bytes per request, or colouring from the matrix products "
-        "(default bytes)",
+        help="how the model is split into lookups and dense layers: bytes = fewest bytes between them; prism = the "
+        "rule of the Prism paper (default bytes)",
     )
     export.add_argument(
-        "--compile", action="store_true", help="add the dense half compiled by AOTInductor"
+        "--compile", action="store_true", help="also compile the dense layers, with AOTInductor"
     )
     export.set_defaults(command=_export, interrupted="; no bundle was written")
 
     predict = commands.add_parser(
         "predict", help="score the rows of a click log with a trained click model"
     )
-    predict.add_argument(
-        "run", type=_path, metavar="RUN", help="folder given to rowmill train --out, or of its rows"
-    )
+    predict.add_argument("run", type=_path, metavar="RUN", help=_RUN)
     predict.add_argument(
         "--data",
         type=_path,
@@ -144,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         help="Parquet or TSV file with the columns of the run, or a folder of them",
     )
     predict.add_argument(
-        "--out", type=_path, required=True, metavar="FILE", help="Parquet file for scores, new"
+        "--out", type=_path, required=True, metavar="FILE", help="new Parquet file for the scores"
     )
     predict.set_defaults(command=_predict, interrupted="; no scores were written")
 
@@ -210,7 +208,10 @@ def _parser() -> argparse.ArgumentParser:
         "folder", type=_path, metavar="FOLDER", help="folder for the store, new or empty"
     )
     restore.add_argument(
-        "--checkpoint", type=_count, metavar="N", help="number of the checkpoint (default: latest)"
+        "--checkpoint",
+        type=_count,
+        metavar="N",
+        help="number of the checkpoint, as printed by rowmill checkpoints (default: the latest)",
     )
     restore.set_defaults(command=_restore, interrupted="; run the same command to continue")
 
@@ -224,7 +225,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_checkpoint,
         required=True,
         metavar="N",
-        help="number of the earlier checkpoint; 0 for all rows",
+        help="number (epoch) of the earlier checkpoint; 0 for all rows",
     )
     changes.add_argument(
         "--out", type=_path, metavar="FILE", help="write the changed rows to a Parquet file"
@@ -238,8 +239,8 @@ def _parser() -> argparse.ArgumentParser:
     follow.add_argument(
         "--since",
         type=_checkpoint,
-        metavar="SEQUENCE",
-        help="start after this event (default: start with the rows of the last checkpoint)",
+        metavar="N",
+        help="start after event number N (default: start with the rows of the last checkpoint)",
     )
     follow.add_argument(
         "--seconds",
@@ -321,18 +322,25 @@ def _add_flags(parser: argparse.ArgumentParser, section: str) -> None:
         if setting.flag is None:
             continue
         default = defaults[key]
-        shown = default is not None and default is not False and default is not MISSING
+        if default is MISSING:
+            note = " (required)"
+        elif default is None or default is False:
+            note = ""
+        else:
+            note = f" (default {default})"
         options: dict[str, Any] = {
             "dest": f"{section}.{key}",
             "default": None,
-            "help": f"{setting.help} (default {default})" if shown else setting.help,
+            "help": setting.help + note,
         }
+        # The first member of `Literal["a", "b"]` is a text, that of `int | None` a type.
+        kind = next(iter(get_args(hint)), hint)
         if hint is bool:
             options["action"] = "store_true"
-        elif get_origin(hint) is not None and get_args(hint) and isinstance(get_args(hint)[0], str):
+        elif isinstance(kind, str):
             options["metavar"] = "|".join(get_args(hint))
         else:
-            options["metavar"] = key.rsplit("_", 1)[-1].upper()
+            options["metavar"] = "URL" if key == "push" else _METAVARS[kind]
         group.add_argument(setting.flag, **options)
 
 

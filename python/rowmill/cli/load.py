@@ -16,7 +16,7 @@ _TOLERANCE = 1e-3
 def add_loadtest(commands: Any) -> None:
     """Add `rowmill loadtest` to the commands."""
     parser = commands.add_parser(
-        "loadtest", help="offer load to a server and measure goodput and latency"
+        "loadtest", help="send requests to a server, and measure its latency and throughput"
     )
     parser.add_argument("url", metavar="URL", help="server: http://HOST:PORT or grpc://HOST:PORT")
     parser.add_argument("model", metavar="MODEL", help="name of the model")
@@ -25,8 +25,7 @@ def add_loadtest(commands: Any) -> None:
         type=Path,
         required=True,
         metavar="BUNDLE|FILE",
-        help="requests to send in turn: those of a bundle, or of a file of safetensors in the form of its "
-        "examples.safetensors",
+        help="requests to send in turn: the examples of a bundle, or a file in the form of its examples.safetensors",
     )
     pace = parser.add_mutually_exclusive_group(required=True)
     pace.add_argument(
@@ -42,7 +41,7 @@ def add_loadtest(commands: Any) -> None:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="open loop: arrival times from FILE, one in seconds per line",
+        help="open loop: arrival times from FILE, in seconds, one per line",
     )
     parser.add_argument(
         "--speed", type=float, default=1.0, metavar="X", help="replay the trace X times as fast (1)"
@@ -58,22 +57,24 @@ def add_loadtest(commands: Any) -> None:
         type=float,
         default=1.0,
         metavar="S",
-        help="time before it, in which requests are sent and not counted (1)",
+        help="time before the measured time; its requests are not counted (1)",
     )
     parser.add_argument(
         "--slo",
         type=float,
         default=1.0,
         metavar="S",
-        help="seconds within which an answer is good; requests carry it as their timeout (1)",
+        help="latency objective in seconds, which is also the timeout of each request (1)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of Poisson arrivals (0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of Poisson arrivals (0)"
+    )
     parser.add_argument(
         "--connections",
         type=int,
         default=256,
         metavar="N",
-        help="connections of an open loop at most; arrivals beyond it are not sent (256)",
+        help="most connections of an open loop; requests beyond them are not sent (256)",
     )
     parser.add_argument(
         "--check",
@@ -81,9 +82,9 @@ def add_loadtest(commands: Any) -> None:
         nargs="?",
         const=_TOLERANCE,
         metavar="TOLERANCE",
-        help=f"count answers that differ from the recorded ones ({_TOLERANCE:g})",
+        help=f"count answers that differ from the recorded ones by more than TOLERANCE ({_TOLERANCE:g})",
     )
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the report to a file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE")
     parser.set_defaults(command=_loadtest, interrupted="; nothing was reported")
 
 

@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
     from rowmill.serve.files import BundleFiles
 
-_FLAGS: dict[str, tuple[Any, str]] = {
-    "role": (str, 'all (default), or one half: "dense" with --listen, "cpu" with --dense'),
-    "listen": (str, "where a dense half listens: tcp://HOST:PORT or shm:///PATH"),
-    "dense": (str, "where a CPU half finds its dense half"),
-    "host": (str, "address for clients (127.0.0.1)"),
-    "http_port": (int, "port of HTTP (8000; 0 takes a free one)"),
-    "grpc_port": (int, "port of gRPC (8001; 0 takes a free one)"),
-    "metrics_port": (int, "port of /metrics and /healthz (8002; 0 takes a free one)"),
-    "device": (str, "where the dense half runs: cpu (default), cuda or cuda:NUMBER"),
-    "memory": (str, "memory for rows of each model (256MiB)"),
-    "wire_memory": (str, "memory for tensors of requests and replies (256MiB)"),
-    "request_max": (str, "largest request (64MiB)"),
-    "slo": (float, "seconds in which requests without a timeout are answered (1)"),
-    "drain": (float, "seconds that open requests get at the end (30)"),
-    "warm_up": (float, "seconds until the models must have answered their examples (120)"),
-    "lookup_threads": (int, "threads that run CPU halves (one per core)"),
-    "network_threads": (int, "threads that wait for sockets (2)"),
-    "batch_requests": (int, "requests that the dense half runs together at most (32)"),
-    "batch_rows": (int, "rows that the dense half runs together at most (4096)"),
-    "queue_requests": (int, "requests that wait for a half at most (1024)"),
-    "log_level": (str, "error, warn, info, debug or off (info)"),
+_FLAGS: dict[str, tuple[Any, str, str]] = {
+    "role": (str, "all|cpu|dense", "both halves (all), the CPU half, or the dense half (all)"),
+    "listen": (str, "ADDRESS", "role dense: where to listen, tcp://HOST:PORT or shm:///PATH"),
+    "dense": (str, "ADDRESS", "role cpu: where the dense half listens"),
+    "host": (str, "HOST", "address for clients (127.0.0.1)"),
+    "http_port": (int, "PORT", "port of HTTP (8000; 0 takes a free one)"),
+    "grpc_port": (int, "PORT", "port of gRPC (8001; 0 takes a free one)"),
+    "metrics_port": (int, "PORT", "port of /metrics and /healthz (8002; 0 takes a free one)"),
+    "device": (str, "DEVICE", "where the dense half runs: cpu, cuda or cuda:NUMBER (cpu)"),
+    "memory": (str, "SIZE", "memory for rows of each model (256MiB)"),
+    "wire_memory": (str, "SIZE", "memory for tensors of requests and replies (256MiB)"),
+    "request_max": (str, "SIZE", "largest request (64MiB)"),
+    "slo": (float, "SECONDS", "deadline of requests without a timeout (1)"),
+    "drain": (float, "SECONDS", "time for open requests after SIGTERM (30)"),
+    "warm_up": (float, "SECONDS", "time for the models to answer their examples (120)"),
+    "lookup_threads": (int, "N", "threads that run CPU halves (one per core)"),
+    "network_threads": (int, "N", "threads that wait for sockets (2)"),
+    "batch_requests": (int, "N", "largest batch of the dense half, in requests (32)"),
+    "batch_rows": (int, "N", "largest batch of the dense half, in rows (4096)"),
+    "queue_requests": (int, "N", "longest queue of a half (1024)"),
+    "log_level": (str, "LEVEL", "error, warn, info, debug, trace or off (info)"),
 }
 
 
@@ -45,17 +45,19 @@ def add_serve(commands: Any) -> None:
         "bundles",
         nargs="+",
         metavar="[NAME=]BUNDLE",
-        help="folder that `rowmill export` wrote; the model's name is that of the folder",
+        help="folder that rowmill export wrote, and a name for its model (default: name of the folder)",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML; flags win")
-    for key, (kind, text) in _FLAGS.items():
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="TOML file with settings; flags override it"
+    )
+    for key, (kind, metavar, text) in _FLAGS.items():
         flag = f"--{key.replace('_', '-')}"
-        parser.add_argument(flag, type=kind, metavar=key.rsplit("_", 1)[-1].upper(), help=text)
+        parser.add_argument(flag, type=kind, metavar=metavar, help=text)
     parser.add_argument(
         "--insecure",
         action="store_true",
         default=None,
-        help="allow addresses that other machines reach: nothing is encrypted",
+        help="allow addresses other than loopback; connections are neither encrypted nor authenticated",
     )
     parser.set_defaults(command=_serve, interrupted="")
 
@@ -79,5 +81,5 @@ def _bundle(text: str) -> BundleFiles:
     path = Path(folder if separator else text)
     name = name if separator else path.resolve().name
     if not name or "/" in name:
-        raise InvalidInput(f"{text!r} gives the model no name for URLs: write NAME=FOLDER")
+        raise InvalidInput(f"{text!r} has no valid name for its model: write NAME=FOLDER")
     return BundleFiles.open(path, name)

@@ -263,7 +263,7 @@ class StoreConfig:
     staleness_bound: Annotated[
         int | None,
         Setting(
-            'number of updates by which a row may be stale: 0 is synchronous, "infinite" is unbounded',
+            "most updates that a row may lack when a step reads it: 0 = synchronous, infinite = no bound",
             "--staleness-bound",
             0,
             255,
@@ -272,7 +272,8 @@ class StoreConfig:
     lookahead: Annotated[
         int | None,
         Setting(
-            "number of batches to prefetch (default: 4 to 60, as fit into a 32nd of --memory; under torchrun 4)",
+            "number of batches to prefetch (default: as many as fit into 1/32 of --memory, at least 4 and at most 60; "
+            "4 under torchrun)",
             "--lookahead",
             0,
         ),
@@ -280,7 +281,7 @@ class StoreConfig:
     feed: Annotated[
         str | None,
         Setting(
-            'publish changes as a feed for rowmill follow, in at most this much disk, such as "1GiB" (default: no feed)',
+            'publish changed rows for rowmill follow, in at most this much disk space, such as "1GiB" (default: no feed)',
             "--feed",
         ),
     ] = None
@@ -290,7 +291,9 @@ class StoreConfig:
     ] = 0.1
     feed_waiting: Annotated[
         str,
-        Setting("memory beyond --memory for rows that are spilled before the feed publishes them"),
+        Setting(
+            "memory beyond --memory for changed rows that leave memory before the feed publishes them"
+        ),
     ] = "64MiB"
 
 
@@ -317,8 +320,8 @@ class TrainConfig:
     in_flight: Annotated[
         int,
         Setting(
-            "number of steps whose rows may be looked up and not yet updated; --staleness-bound limits how stale "
-            "rows get",
+            "number of steps that may overlap: rows looked up and not yet updated; --staleness-bound limits how "
+            "stale rows get",
             "--in-flight",
             1,
             1000,
@@ -375,7 +378,9 @@ class TrainConfig:
     log_every: Annotated[int, Setting("steps between logged metrics", "--log-every", 1)] = 50
     out: Annotated[
         Path,
-        Setting("folder for report.html and TensorBoard events", "--out"),
+        Setting(
+            "folder of the run: report, TensorBoard events and, without --store, rows", "--out"
+        ),
     ] = Path("out/train")
     resume: Annotated[bool, Setting("continue from the last checkpoint", "--resume")] = False
     plain: Annotated[

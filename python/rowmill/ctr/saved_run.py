@@ -156,7 +156,7 @@ def _folder(run: Path) -> Path:
         if (folder / "MANIFEST").exists() or (folder / CHECKPOINT_FILE).exists():
             return folder
     raise CheckpointMissing(
-        f"{run} has no checkpoint: give the folder that --out of `rowmill train` named, or that of --store"
+        f"{run} has no checkpoint: give the folder of a run (--out of `rowmill train`) or of its rows (--store)"
     )
 
 
@@ -198,6 +198,8 @@ def _way(config: Config, schema: Schema, values: list[list[int]] | None) -> IdWa
             return HashedIds(config.data.buckets, tuple(schema.id_features))
         case _:
             if values is None:
-                raise StoreCorrupt("the checkpoint names no vocabulary, but data.ids is vocabulary")
+                raise StoreCorrupt(
+                    "data.ids is vocabulary, but the checkpoint has no vocabulary: restore the folder from a copy"
+                )
             known = tuple(np.array(column, np.int64) for column in values)
             return Vocabulary(known, tuple(schema.id_features))

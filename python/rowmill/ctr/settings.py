@@ -42,7 +42,7 @@ class SequencesConfig:
     interactions: Annotated[
         Path | None,
         Setting(
-            "Parquet or TSV file with columns user, item, timestamp and optionally rating (default: generate "
+            "Parquet or TSV file with columns user, item, timestamp and optionally rating (default: generated "
             "interactions)",
             "--interactions",
         ),
@@ -53,7 +53,7 @@ class SequencesConfig:
     ] = 20
     negatives: Annotated[
         int,
-        Setting("training rows without a click per click", "--negatives", 0, 1000),
+        Setting("training rows without a click for each row with one", "--negatives", 0, 1000),
     ] = 4
     candidates: Annotated[
         int,

@@ -79,8 +79,7 @@ def capture(
         program = change(program)
         if not isinstance(program, ExportedProgram):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidInput(
-                f"the pass {_name(change)} returned a {type(program).__name__}; it must return the ExportedProgram that "
-                "export goes on with"
+                f"the pass {_name(change)} returned a {type(program).__name__}; it must return an ExportedProgram"
             )
     # Operators of torch stay whole, changes in place become results.
     program = program.run_decompositions(definitions())
@@ -204,8 +203,8 @@ def _refuse_mutations(program: ExportedProgram) -> None:
     for result, target in changed.items():
         node = nodes[result]
         raise CannotExport(
-            f"cannot export: {name_of(node.target)} at {source_line(node)} changes {target!r}, and a served model changes "
-            "nothing; compute a new tensor instead"
+            f"cannot export: {name_of(node.target)} at {source_line(node)} changes {target!r}, but a served model must not "
+            "change state; compute a new tensor instead"
         )
 
 
@@ -319,7 +318,7 @@ def _refuse_data_dependence(node: fx.Node, sizes: Mapping[Any, int]) -> None:
             if isinstance(size, torch.SymInt) and not size.node.expr.free_symbols <= set(sizes):
                 raise CannotExport(
                     f"cannot export: {name_of(node.target)} at {source_line(node)} has a result whose size {size} depends "
-                    "on data; a message needs sizes that follow from those of the inputs"
+                    "on data; sizes may depend only on the sizes of the inputs"
                 )
 
 

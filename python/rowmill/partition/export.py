@@ -93,9 +93,7 @@ def export(
     )
     unknown = sorted(set(user) - set(captured.inputs))
     if unknown:
-        raise InvalidInput(
-            f"user names {unknown[0]!r}, which is no input: they are {list(captured.inputs)}"
-        )
+        raise InvalidInput(f"user names {unknown[0]!r}, but the inputs are {list(captured.inputs)}")
     parts = split(captured, place(captured.graph, rule), examples[0])
     with bundle_folder(path) as folder:
         if transform is not None:

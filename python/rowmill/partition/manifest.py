@@ -35,7 +35,7 @@ def checked_manifest(folder: Path) -> dict[str, Any]:
         files, version = dict(manifest["files"]), manifest["format"]
     except FileNotFoundError:
         raise BundleDamaged(
-            f"{folder} is no bundle, it has no manifest.json: give a folder that `rowmill export` wrote"
+            f"{folder} is not a bundle (it has no manifest.json): give a folder that `rowmill export` wrote"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise BundleDamaged(f"{path} cannot be read ({error}): export the bundle again") from None

@@ -208,8 +208,8 @@ class Subgraph:
                 if _varies(size) and not varies(value.shape[dim]):
                     line = source_line(self._nodes[name]) if name in self._nodes else ""
                     raise CannotExport(
-                        f"cannot export: dimension {dim} of {name} ({line}) varies with the batch, but what follows needs "
-                        f"it to be {value.shape[dim]}"
+                        f"cannot export: dimension {dim} of {name} ({line}) varies with the batch, but operators that use "
+                        f"it need {value.shape[dim]}"
                     )
 
 

@@ -355,7 +355,9 @@ class StepKeeper:
         step = self._thread.step
         while step is None or not step.join():
             if self._thread.explicit:
-                raise StepConflict("the training step of this thread was ended by another thread")
+                raise StepConflict(
+                    "the block `with store.step()` of this thread was left on another thread: leave it on this one"
+                )
             step = self._start(explicit=False)
         return step
 

@@ -64,9 +64,9 @@ def open(
         feed: Bytes on disk for a feed of changes ("256MiB"), which `rowmill.ChangeFeed` reads in other processes;
             None: no feed.
         feed_interval_s: Longest time between two rounds of publishing, in seconds.
-        feed_waiting: Bytes of memory, beyond `memory`, for rows spilled and ids deleted between two rounds of
-            publishing. If they exceed it, publishing stops until the next checkpoint, from which followers start
-            again.
+        feed_waiting: Bytes of memory, beyond `memory`, for changed rows that leave memory and ids that are deleted
+            between two rounds of publishing. If they exceed it, publishing stops until the next checkpoint, from which
+            followers start again.
         io: "auto" (io_uring where the system allows it) or "pread".
 
     Examples:

@@ -45,7 +45,9 @@ def test_event_time_is_set_by_steps(store: rowmill.Store) -> None:
     table = made(store, eviction=TTL(seconds=60))
     bag = EmbeddingBag(None, 2, mode="sum", table=table)
     assert store.event_time is None
-    with pytest.raises(InvalidInput, match=r"\"t\" live by event time.*store\.step\(event_time="):
+    with pytest.raises(
+        InvalidInput, match=r"table \"t\".* by event time.*store\.step\(event_time="
+    ):
         bag(torch.tensor([[1]]))
     for time, id_ in ((1000, 1), (1050, 2), (1061, 3)):
         with store.step(event_time=time):

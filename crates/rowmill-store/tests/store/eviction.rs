@@ -307,7 +307,7 @@ fn eviction_by_event_time_needs_an_event_time() {
     let says = |result: Result<(), StoreError>| {
         let message = result.unwrap_err().to_string();
         assert!(
-            message.contains("\"t\" live by event time") && message.contains("with an event time"),
+            message.contains("\"t\" evicts rows by event time") && message.contains("with an event time"),
             "{message}"
         );
     };
