@@ -1,6 +1,6 @@
-"""A dense half that takes a given time without work, as one on an accelerator does.
+"""A model whose dense half sleeps for a given time: it uses no CPU time, like one on a GPU.
 
-`python -m python.tests.serve.pausing` is `rowmill` in a process that knows its operator.
+`python -m python.tests.serve.pausing` is the command `rowmill`, with the operator of this model.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROWS = 64
-"""Ids are below it."""
+"""Ids are in [0, ROWS)."""
 
 
 @torch.library.custom_op("rowmill_test::pause", mutates_args=())
 def pause(values: Tensor, ms: Tensor) -> Tensor:
-    """The values, after the longest of the times."""
+    """A copy of the values, after a sleep of the longest of the times."""
     time.sleep(1e-3 * float(ms.max()))
     return values.clone()
 
@@ -35,7 +35,7 @@ def _(values: Tensor, ms: Tensor) -> Tensor:
 
 
 class Pausing(nn.Module):
-    """Sums of two rows, of which a layer makes one score; each request says how long the dense half takes."""
+    """One layer over sums of two rows; each request says how long the dense half sleeps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Pausing(nn.Module):
 
 
 def pausing_call(rows: int, ms: float) -> dict[str, Tensor]:
-    """A request whose dense half takes `ms` milliseconds. Its pooled vectors lie in the arena."""
+    """A request whose dense half sleeps `ms` milliseconds. Its pooled vectors are too large to be sent inline."""
     return {"ids": torch.arange(2 * rows).reshape(rows, 2) % ROWS, "ms": torch.full((rows,), ms)}
 
 

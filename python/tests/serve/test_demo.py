@@ -1,4 +1,4 @@
-"""`make serve-demo`, on a small run: it trains, exports, serves and asks, and leaves nothing but the run."""
+"""`make serve-demo` on a small run: it trains, exports, serves, compares answers, and leaves only the run behind."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def times(folder: Path) -> dict[Path, int]:
 
 
 @pytest.mark.timeout(900)
-def test_the_demo_answers_as_predict_does_and_keeps_the_run(tmp_path: Path) -> None:
+def test_demo_answers_equal_predict_and_the_run_is_reused(tmp_path: Path) -> None:
     settings = write_settings(tmp_path)
     done = demo(settings)
     assert done.returncode == 0, done.stderr
@@ -63,7 +63,7 @@ def test_the_demo_answers_as_predict_does_and_keeps_the_run(tmp_path: Path) -> N
         assert max(map(float, values)) - min(map(float, values)) < 1.1e-6
     assert "all answers are within 1e-06 of `rowmill predict`" in done.stdout
 
-    # The run is used, not trained again, also where the demo fails.
+    # A second demo uses the run and does not change it, also if it fails.
     run = tmp_path / "quickstart"
     shutil.move(run / "log", tmp_path / "log")
     before = times(run)

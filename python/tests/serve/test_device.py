@@ -1,6 +1,6 @@
-"""Programs on a device. The same classes run here on a CPU; what needs a GPU is skipped where torch sees none.
+"""The dense half on a device. Its classes also run on a CPU; tests that need a GPU are skipped where torch sees none.
 
-Rows of an earlier, larger batch stay behind those of a later one: an answer that depended on them would differ.
+Batches share one buffer, in which rows of an earlier, larger batch remain. An answer that depended on them would be wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _needs_gpu = pytest.mark.skipif(
 )
 
 
-def test_sizes_are_powers_of_two_and_the_largest_batch() -> None:
+def test_batch_sizes_are_powers_of_two_up_to_the_largest_batch() -> None:
     assert sizes_to(1) == [1]
     assert sizes_to(2) == [1, 2]
     assert sizes_to(8) == [1, 2, 4, 8]
@@ -52,7 +52,7 @@ def request(rows: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=_needs_gpu)])
-def test_a_batch_of_any_size_has_the_answers_of_its_requests(name: str) -> None:
+def test_a_batch_of_any_size_gives_each_request_its_own_answer(name: str) -> None:
     device = Device(name)
     model = Dense()
     on_device = Dense().to(device.device)
@@ -74,7 +74,7 @@ def test_a_batch_of_any_size_has_the_answers_of_its_requests(name: str) -> None:
 
 
 def test_a_program_moves_to_a_device_with_all_its_constants(tmp_path: Path) -> None:
-    """Shown with torch's device without memory, which every machine has."""
+    """Tested with torch's device `meta`, which every machine has."""
     for name in ("dlrm", "din"):
         model = click_model(name, bags)
         call = model.call(5)
@@ -93,12 +93,12 @@ def test_a_program_moves_to_a_device_with_all_its_constants(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU on this machine")
-def test_a_gpu_that_is_not_there_is_refused() -> None:
+def test_a_missing_gpu_is_an_error() -> None:
     with pytest.raises(InvalidInput, match=r"device is 'cuda', but torch .* sees 0 GPUs"):
         Device("cuda")
 
 
-def test_devices_are_checked_with_the_settings() -> None:
+def test_invalid_devices_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r'device must be "cpu", "cuda" or .*, got \'gpu\''):
         read_settings(None, {"device": "gpu"})
     flags = {"role": "cpu", "dense": "tcp://127.0.0.1:1", "device": "cuda"}
@@ -108,7 +108,7 @@ def test_devices_are_checked_with_the_settings() -> None:
 
 
 @_needs_gpu
-def test_a_worker_with_a_gpu_answers_like_its_bundles(tmp_path: Path) -> None:
+def test_a_worker_on_a_gpu_answers_its_examples(tmp_path: Path) -> None:
     bundles: Bundles = make_bundles(tmp_path)
     ports = ("--http-port", "0", "--metrics-port", "0", "--wire-memory", "32MiB")
     # It is ready when it has answered the examples of its bundles.

@@ -1,8 +1,8 @@
-"""Faults of a split model: halves that are killed, absent, stopped or of another bundle, and damaged files.
+"""Faults of a model in two processes: a half is killed, absent, stopped or has another bundle; a file is damaged.
 
-Workers are processes of their own. Dense halves take as long as a request says (`pausing`), so that a fault hits a request
-that is under way. What must hold: every request ends with the right scores or an error, by its deadline; memory of
-requests that end so is free again; and a restarted half is served without a restart of the other one.
+A request says how long its dense half takes (`pausing`), so that a fault happens while a request runs. Every request must
+end by its deadline, with correct scores or an error. Its memory must then be free, and a restarted half must be used
+without a restart of the other half.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def listen_at(transport: str, folder: Path) -> str:
 
 
 def metric(server: Worker, name: str) -> float | None:
-    """The sum of a metric over its labels; None where it has none yet."""
+    """The sum of a metric over its labels; None if it has no value yet."""
     with urllib.request.urlopen(f"http://{server.addresses['metrics']}/metrics") as reply:
         lines = reply.read().decode().splitlines()
     found = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
@@ -90,7 +90,7 @@ def until(what: str, condition: Callable[[], bool]) -> None:
 
 @dataclass
 class Asked(threading.Thread):
-    """A request under way in a thread of its own: how it ends, and after how many seconds."""
+    """A request in its own thread. When the thread has ended: the answer or the error, and how many seconds it took."""
 
     server: Worker
     bundle: Path
@@ -119,7 +119,7 @@ class Asked(threading.Thread):
 
 
 def check(server: Worker, bundle: Path) -> bool:
-    """Whether a worker answers; its scores must be those of the bundle."""
+    """True if the worker answers. Fails if its scores differ from those of the bundle."""
     request = pausing_call(3, 0.0)
     found = Asked(server, bundle, request, 20.0)
     found.join()
@@ -133,7 +133,7 @@ def check(server: Worker, bundle: Path) -> bool:
 
 
 def under_way(front: Worker, bundle: Path) -> Asked:
-    """A request that the dense half takes ten seconds for, once it has come in."""
+    """Send a request that takes the dense half ten seconds; returns while it runs."""
     asked = Asked(front, bundle, pausing_call(4, 10_000.0), 60.0)
     until("the request comes in", lambda: metric(front, "rowmill_serve_open_requests") == 1)
     time.sleep(0.2)
@@ -141,7 +141,7 @@ def under_way(front: Worker, bundle: Path) -> Asked:
 
 
 @_TRANSPORTS
-def test_a_killed_dense_half_fails_its_requests_and_a_new_one_heals(
+def test_requests_fail_when_the_dense_half_is_killed_and_succeed_after_its_restart(
     transport: str, bundle: Path, tmp_path: Path
 ) -> None:
     with dense_half(bundle, listen_at(transport, tmp_path)) as first:
@@ -161,7 +161,7 @@ def test_a_killed_dense_half_fails_its_requests_and_a_new_one_heals(
 
 
 @_TRANSPORTS
-def test_a_killed_cpu_half_leaves_nothing_behind_and_a_new_one_is_served(
+def test_a_killed_cpu_half_leaves_no_memory_in_use_and_can_restart(
     transport: str, bundle: Path, tmp_path: Path
 ) -> None:
     with dense_half(bundle, listen_at(transport, tmp_path)) as dense:
@@ -177,7 +177,7 @@ def test_a_killed_cpu_half_leaves_nothing_behind_and_a_new_one_is_served(
             assert (second.end(), dense.end()) == (0, 0)
 
 
-def test_a_cpu_half_waits_for_its_dense_half(bundle: Path, tmp_path: Path) -> None:
+def test_a_cpu_half_is_not_ready_until_its_dense_half_starts(bundle: Path, tmp_path: Path) -> None:
     address = f"shm://{tmp_path}/dense.sock"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -206,7 +206,7 @@ def test_a_cpu_half_waits_for_its_dense_half(bundle: Path, tmp_path: Path) -> No
 
 
 @_TRANSPORTS
-def test_a_stopped_dense_half_costs_deadlines_until_it_goes_on(
+def test_requests_miss_their_deadlines_while_the_dense_half_is_stopped(
     transport: str, bundle: Path, tmp_path: Path
 ) -> None:
     with (
@@ -225,7 +225,7 @@ def test_a_stopped_dense_half_costs_deadlines_until_it_goes_on(
         for one in asked:
             assert isinstance(one.error, InferenceServerException)
             assert "within" in str(one.error)
-            assert one.seconds >= 0.4, "it may go on before the deadline"
+            assert one.seconds >= 0.4, "the dense half may continue before the deadline"
         until("it answers again", lambda: check(front, bundle))
         for half in (front, dense):
             until(
@@ -235,7 +235,7 @@ def test_a_stopped_dense_half_costs_deadlines_until_it_goes_on(
 
 
 @_TRANSPORTS
-def test_halves_of_two_bundles_refuse_each_other(
+def test_a_cpu_half_refuses_the_dense_half_of_another_bundle(
     transport: str, bundle: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "pausing"
@@ -254,6 +254,7 @@ def test_halves_of_two_bundles_refuse_each_other(
 
 
 def damages(file: Path) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Kinds of damage to a file: their name, and a function that does it."""
     content = file.read_bytes()
     at = len(content) // 2
     flipped = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :] if content else b"\0"
@@ -263,11 +264,11 @@ def damages(file: Path) -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def drop(_: object) -> None:
-    """For statements whose value does not matter."""
+    """Turn an expression with a value into one without."""
 
 
 def test_every_damaged_file_of_a_bundle_is_named(bundle: Path, tmp_path: Path) -> None:
-    """Each damage of each file, by the check that every worker begins with; and one of each file by a worker."""
+    """Every kind of damage to every file is found by `BundleFiles.open`, and one kind per file also by a worker."""
     copy = tmp_path / "copy"
     shutil.copytree(bundle, copy)
     files = sorted(path for path in copy.rglob("*") if path.is_file())
@@ -298,7 +299,7 @@ def test_every_damaged_file_of_a_bundle_is_named(bundle: Path, tmp_path: Path) -
 
 
 class Stored(nn.Module):
-    """Rows of a store, of which a layer makes one score."""
+    """One layer over rows of a store."""
 
     def __init__(self, rows: StackedBags) -> None:
         super().__init__()
@@ -309,8 +310,8 @@ class Stored(nn.Module):
         return self.layer(self.rows(ids).squeeze(1)).squeeze(1)
 
 
-def test_a_damaged_row_block_is_never_a_score(tmp_path: Path) -> None:
-    """Blocks change on the device below a running worker, whose memory holds a part of the rows."""
+def test_damaged_row_blocks_give_errors_not_scores(tmp_path: Path) -> None:
+    """Blocks are damaged on disk while a worker runs that has a part of the rows in memory."""
     count = 150_000
     path = tmp_path / "stored"
     with rowmill.open(tmp_path / "store", memory="64MiB") as store:
@@ -339,10 +340,10 @@ def test_a_damaged_row_block_is_never_a_score(tmp_path: Path) -> None:
                 torch.testing.assert_close(scores(request), answer, rtol=1e-5, atol=1e-5)
             except InferenceServerException as error:
                 errors.append(str(error))
-        assert errors, "no request has met a damaged block"
+        assert errors, "no request has read a damaged block"
         for error in errors:
             assert "corrupt" in error or "checksum" in error, error
-        # What it still holds it still serves.
+        # Rows in memory are still served.
         torch.testing.assert_close(scores(requests[0]), answers[0], rtol=1e-5, atol=1e-5)
         assert found.end() == 0
     with worker(path, *flags, wait=False, python=warm_python()) as again:

@@ -1,5 +1,4 @@
-"""Workers asked over gRPC by a client that is not ours: every call, answers equal to those over HTTP, refusals, and cancelled
-requests that leave nothing behind."""
+"""Workers over gRPC, with tritonclient: every call, answers equal to those over HTTP, refused and cancelled requests."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ def wire_memory(found: Worker) -> int:
     return int(held[1])
 
 
-def memory_returns(found: Worker) -> None:
+def wait_until_memory_is_free(found: Worker) -> None:
     until = time.monotonic() + 60
     while wire_memory(found) > 0:
         assert time.monotonic() < until
@@ -110,7 +109,7 @@ def large(bundles: Bundles, mib: int) -> dict[str, Tensor]:
     }
 
 
-def test_messages_have_the_numbers_of_the_client() -> None:
+def test_field_numbers_of_the_proto_file_equal_those_of_the_client() -> None:
     scalars = {"double": 1, "float": 2, "int64": 3, "uint64": 4, "int32": 5, "bool": 8}
     scalars |= {"string": 9, "bytes": 12, "uint32": 13}
     known = {**service_pb2.DESCRIPTOR.message_types_by_name}
@@ -152,10 +151,10 @@ def test_messages_have_the_numbers_of_the_client() -> None:
 
 def test_answers_equal_those_over_http(monolith: Worker, bundles: Bundles) -> None:
     answers_equal_those_over_http(monolith, bundles)
-    memory_returns(monolith)
+    wait_until_memory_is_free(monolith)
 
 
-def test_the_server_and_its_models_are_told(monolith: Worker, bundles: Bundles) -> None:
+def test_metadata_of_the_server_and_its_models(monolith: Worker, bundles: Bundles) -> None:
     with grpc.InferenceServerClient(monolith.addresses["grpc"]) as client:
         assert client.is_server_live()
         assert client.is_server_ready()
@@ -180,7 +179,7 @@ def test_the_server_and_its_models_are_told(monolith: Worker, bundles: Bundles) 
     assert "unsupported" in caught.value.details()
 
 
-def test_models_are_unloaded_and_counted(monolith: Worker, bundles: Bundles) -> None:
+def test_statistics_and_unloading_of_models(monolith: Worker, bundles: Bundles) -> None:
     (inputs, _), *_ = bundles.requests("ragged")
     # Parts of a ragged input, with dots.
     dotted = {name.replace("words_", "words."): value for name, value in inputs.items()}
@@ -201,7 +200,7 @@ def test_models_are_unloaded_and_counted(monolith: Worker, bundles: Bundles) -> 
         assert client.is_model_ready("ragged")
 
 
-def test_typed_contents_equal_raw_ones(monolith: Worker, bundles: Bundles) -> None:
+def test_typed_inputs_give_the_answers_of_raw_inputs(monolith: Worker, bundles: Bundles) -> None:
     (inputs, _), *_ = bundles.requests("ragged")
     request = service_pb2.ModelInferRequest(model_name="ragged", id="typed")
     for name, value in inputs.items():
@@ -218,17 +217,21 @@ def test_typed_contents_equal_raw_ones(monolith: Worker, bundles: Bundles) -> No
     assert list(response.raw_output_contents) == raw
 
 
-def test_a_request_beyond_the_limit_of_tonic(monolith: Worker, bundles: Bundles) -> None:
+def test_requests_larger_than_the_default_limit_of_tonic(
+    monolith: Worker, bundles: Bundles
+) -> None:
     inputs = large(bundles, 20)
     answer = ask(monolith.addresses["grpc"], "ragged", inputs)
     for output, expected in bundles.answer("ragged", inputs).items():
         np.testing.assert_allclose(answer[output], expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(InferenceServerException, match=r"RESOURCE_EXHAUSTED.*the limit is"):
         ask(monolith.addresses["grpc"], "ragged", large(bundles, 65))
-    memory_returns(monolith)
+    wait_until_memory_is_free(monolith)
 
 
-def test_wrong_requests_and_late_ones_are_refused(monolith: Worker, bundles: Bundles) -> None:
+def test_invalid_requests_and_missed_deadlines_are_refused(
+    monolith: Worker, bundles: Bundles
+) -> None:
     address = monolith.addresses["grpc"]
     (inputs, _), *_ = bundles.requests("ragged")
     values, offsets, *_ = inputs
@@ -245,10 +248,10 @@ def test_wrong_requests_and_late_ones_are_refused(monolith: Worker, bundles: Bun
         ask(address, "ragged", inputs, timeout=1)
     with pytest.raises(InferenceServerException, match=late):
         ask(address, "ragged", inputs, client_timeout=1e-5)
-    memory_returns(monolith)
+    wait_until_memory_is_free(monolith)
 
 
-def test_cancelled_requests_leave_nothing(monolith: Worker, bundles: Bundles) -> None:
+def test_cancelled_requests_leave_no_memory_in_use(monolith: Worker, bundles: Bundles) -> None:
     inputs = large(bundles, 8)
     done = threading.Semaphore(0)
 
@@ -262,12 +265,12 @@ def test_cancelled_requests_leave_nothing(monolith: Worker, bundles: Bundles) ->
             call.cancel()
         for _ in range(12):
             assert done.acquire(timeout=60)
-    memory_returns(monolith)
+    wait_until_memory_is_free(monolith)
     answers_equal_those_over_http(monolith, bundles)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_a_split_model_answers_alike_and_says_when_its_half_is_absent(
+def test_two_halves_answer_equally_and_report_a_lost_dense_half(
     transport: str, bundles: Bundles, tmp_path: Path
 ) -> None:
     listen = "tcp://127.0.0.1:0" if transport == "tcp" else f"shm://{tmp_path}/dense.sock"
@@ -280,11 +283,11 @@ def test_a_split_model_answers_alike_and_says_when_its_half_is_absent(
             (inputs, _), *_ = bundles.requests("dlrm")
             with pytest.raises(InferenceServerException, match=r"UNAVAILABLE.*dense half"):
                 ask(front.addresses["grpc"], "dlrm", inputs)
-            memory_returns(front)
+            wait_until_memory_is_free(front)
             assert front.end() == 0
 
 
-def test_a_worker_that_ends_answers_open_requests(bundles: Bundles) -> None:
+def test_open_requests_are_answered_after_sigterm(bundles: Bundles) -> None:
     inputs = large(bundles, 20)
     answers: list[Any] = []
 

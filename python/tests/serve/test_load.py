@@ -1,4 +1,4 @@
-"""`rowmill loadtest` against real workers: what it counts, and what it refuses."""
+"""`rowmill loadtest` against real workers: its counts, its report and its errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(server: Worker | str, model: str, **options: Any) -> dict[str, Any]:
     return loadtest(server if isinstance(server, str) else url(server), model, **options)
 
 
-def test_the_command_reports_to_people_and_programs(
+def test_the_printed_report_equals_the_json_report(
     server: Worker, bundles: Bundles, tmp_path: Path
 ) -> None:
     out = tmp_path / "report.json"
@@ -75,7 +75,7 @@ def test_the_command_reports_to_people_and_programs(
     assert "goodput" in done.stdout
 
 
-def test_an_open_loop_sends_what_its_seed_or_trace_says(
+def test_an_open_loop_follows_its_seed_or_trace(
     server: Worker, bundles: Bundles, tmp_path: Path
 ) -> None:
     where = {"requests": bundles.folder / "ragged", "slo": 20.0, "check": 1e-3}
@@ -109,7 +109,7 @@ def test_wrong_answers_are_counted(server: Worker, bundles: Bundles, tmp_path: P
     assert run(server, "dlrm", requests=file, **options)["counts"]["wrong"] == 0
 
 
-def test_what_is_late_refused_failed_or_not_sent_is_told_apart(bundles: Bundles) -> None:
+def test_late_refused_failed_and_unsent_requests_are_counted_separately(bundles: Bundles) -> None:
     where = {"requests": bundles.folder / "dlrm", "warm_up": 0.0}
     with worker(bundles.folder / "dlrm", *_ANY) as found:
         # No request can be answered within a microsecond.
@@ -155,7 +155,7 @@ def command(server: Worker, bundles: Bundles, *flags: str) -> subprocess.Popen[s
 
 
 def until_asked(server: Worker) -> None:
-    """Wait until a worker has answered a request of a client."""
+    """Wait until a worker has answered a request besides those of its warm-up."""
     until = time.monotonic() + START_S
     while True:
         with urllib.request.urlopen(f"http://{server.addresses['http']}/v2/models/stats") as reply:
@@ -166,7 +166,7 @@ def until_asked(server: Worker) -> None:
         time.sleep(0.05)
 
 
-def test_a_run_that_is_interrupted_ends_with_one_line(bundles: Bundles) -> None:
+def test_an_interrupted_run_ends_with_one_line(bundles: Bundles) -> None:
     with (
         worker(bundles.folder / "dlrm", *_ANY) as found,
         command(found, bundles, "--rate", "50", "--seconds", "600") as process,
@@ -181,9 +181,7 @@ def test_a_run_that_is_interrupted_ends_with_one_line(bundles: Bundles) -> None:
     assert err == "rowmill: interrupted; nothing was reported\n"
 
 
-def test_a_server_that_is_killed_during_a_run_costs_failures(
-    bundles: Bundles, tmp_path: Path
-) -> None:
+def test_requests_to_a_killed_server_count_as_failed(bundles: Bundles, tmp_path: Path) -> None:
     out = tmp_path / "report.json"
     flags = (
         "--senders",
@@ -217,7 +215,9 @@ def test_a_server_that_is_killed_during_a_run_costs_failures(
     assert "cannot connect" in report["statuses"]["unreachable"]["first"]
 
 
-def test_grpc_is_counted_as_http(server: Worker, bundles: Bundles, tmp_path: Path) -> None:
+def test_grpc_requests_are_counted_like_http_requests(
+    server: Worker, bundles: Bundles, tmp_path: Path
+) -> None:
     address = f"grpc://{server.addresses['grpc']}"
     where = {"requests": bundles.folder / "ragged", "warm_up": 0.0, "seconds": 0.7}
     report = run(address, "ragged", senders=3, slo=20.0, check=1e-3, **where)
@@ -238,7 +238,7 @@ def test_grpc_is_counted_as_http(server: Worker, bundles: Bundles, tmp_path: Pat
             run(f"{wrong}://{server.addresses[other]}", "dlrm", senders=1, **where)
 
 
-def test_wrong_options_are_one_error(server: Worker, bundles: Bundles, tmp_path: Path) -> None:
+def test_invalid_options_raise(server: Worker, bundles: Bundles, tmp_path: Path) -> None:
     good = {"requests": bundles.folder / "dlrm", "senders": 1, "seconds": 0.5}
     trace = tmp_path / "trace"
     trace.write_text("0\nsoon\n")
@@ -266,7 +266,7 @@ def test_wrong_options_are_one_error(server: Worker, bundles: Bundles, tmp_path:
     safetensors.torch.save_file({"0.input.ids": torch.zeros(1)}, unanswered)
     with pytest.raises(InvalidInput, match="no recorded answer"):
         run(server, "dlrm", **good | {"requests": unanswered, "check": 1e-3})
-    # A server that is none.
+    # A server that never answers.
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(ServingError, match="unanswered"):

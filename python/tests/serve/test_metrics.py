@@ -1,4 +1,4 @@
-"""Metrics of workers in one process and in two: promtool finds nothing to say, and the numbers are those of the requests."""
+"""Metrics of workers in one process and in two: promtool accepts them, and their values match the requests that were sent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def values(text: str) -> dict[str, float]:
 
 
 def asked(address: str, bundles: Bundles, models: Sequence[str]) -> None:
-    """Ask each model, and one of them wrongly."""
+    """Send valid requests to each model, and an invalid one to the first."""
     for name in models:
         (inputs, _), *_ = bundles.requests(name)
         for _ in range(_ASKED):
@@ -55,7 +55,7 @@ def asked(address: str, bundles: Bundles, models: Sequence[str]) -> None:
         ask(address, models[0], {})
 
 
-def test_one_process(bundles: Bundles) -> None:
+def test_metrics_of_one_process(bundles: Bundles) -> None:
     with worker(*bundles.paths, *_PORTS, *_MEMORY) as found:
         asked(found.addresses["http"], bundles, Bundles.NAMES)
         kind, text = metrics(found.addresses["metrics"])
@@ -94,7 +94,7 @@ def test_one_process(bundles: Bundles) -> None:
     assert found_values["rowmill_serve_wire_memory_bytes"] == 0
 
 
-def test_two_processes(bundles: Bundles) -> None:
+def test_metrics_of_two_processes(bundles: Bundles) -> None:
     dense = ("--role", "dense", "--listen", "tcp://127.0.0.1:0", "--metrics-port", "0")
     path = bundles.folder / "dlrm"
     with (

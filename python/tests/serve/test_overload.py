@@ -1,8 +1,8 @@
 """Ten times as many requests as the dense half can answer.
 
-The dense half takes 20 ms per request, one at a time, so its capacity is 50 requests per second wherever the test runs. What
-must hold: most of the capacity still becomes answers in time, all others are refused at once, no memory is left over, and
-requests that come after the overload are answered as before. Limits leave room for a busy machine; `-s` prints the figures.
+The dense half takes 20 ms per request, one at a time, so its capacity is 50 requests per second on any machine. It must
+answer in time at half of its capacity or more, refuse nearly all other requests at once, and free their memory. After the
+overload, requests must be answered as before. The limits leave room for a busy machine; `-s` prints the figures.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GROWTH_BYTES_MAX = 48 << 20
 
 
 def resident_bytes(worker: Worker) -> int:
-    """Memory of a process."""
+    """Resident memory of a worker."""
     with open(f"/proc/{worker.process.pid}/statm") as file:  # noqa: PTH123
         return int(file.read().split()[1]) * 4096
 
@@ -58,7 +58,7 @@ def recorded_requests(bundle: Path, out: Path) -> Path:
         pytest.param("tcp", 30.0, marks=pytest.mark.long),
     ],
 )
-def test_overload_costs_refusals_and_no_answers(
+def test_an_overloaded_worker_answers_at_capacity_and_refuses_the_rest(
     transport: str, seconds: float, tmp_path: Path
 ) -> None:
     bundle = tmp_path / "pausing"
@@ -85,7 +85,7 @@ def test_overload_costs_refusals_and_no_answers(
             assert report["counts"]["wrong"] == 0, report["first_wrong"]
             return report
 
-        # Everything is allocated once.
+        # Memory is compared after everything has been allocated once.
         offer(10 * _CAPACITY_PER_S, 2.0)
         before = [resident_bytes(half) for half in (front, dense)]
         counts = offer(10 * _CAPACITY_PER_S, seconds)["counts"]

@@ -1,6 +1,6 @@
-"""Requests with raw columns in place of inputs, and ranking requests, as clients send them to a worker.
+"""Requests with raw columns in place of inputs, and ranking requests, sent to a worker.
 
-Scores are compared with `rowmill predict`, and in every bit with those of inputs that `apply_transform` makes.
+Scores are compared with `rowmill predict`. They must be bit-identical to scores of the inputs that `apply_transform` gives.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Columns = dict[str, "NDArray[Any]"]
 
 @dataclass(frozen=True)
 class Served:
-    """A model behind a worker, the log that it has not seen, and its scores by `rowmill predict`."""
+    """A served model, a log that it was not trained on, and the scores of the log by `rowmill predict`."""
 
     name: str
     addresses: dict[str, str]
@@ -117,11 +117,11 @@ class Served:
         return found
 
     def inputs(self, log: pa.Table) -> Columns:
-        """The inputs of the signature that the definition makes of a log."""
+        """The inputs that `apply_transform` gives for a log."""
         return {name: value.numpy() for name, value in apply_transform(self.transform, log).items()}
 
     def of_one_user(self) -> tuple[pa.Table, pa.Table]:
-        """A row of the log, and a log of candidates for its user."""
+        """A row of the log, and a log of 40 candidates for its user."""
         items = {column["name"] for column in (*self.transform["dense"], *self.transform["ids"])
                  if column["per"] == "item"}  # fmt: skip
         candidates, user = self.log.slice(0, 40), self.log.slice(41, 1)
@@ -134,7 +134,7 @@ class Served:
         return user, pa.table(columns)
 
     def ranking(self, *, texts: bool) -> Columns:
-        """The columns of `of_one_user`, of which those per user come once."""
+        """The columns of `of_one_user` as a ranking request: columns of the user have one row."""
         user, candidates = self.of_one_user()
         once, each = self.columns(user, texts=texts), self.columns(candidates, texts=texts)
         roles = (*self.transform["dense"], *self.transform["ids"], *self.transform["histories"])
@@ -143,7 +143,7 @@ class Served:
 
 
 def exported(folder: Path, kind: str, *, id_base: int, **flags: Any) -> Path:
-    """A run and its bundle."""
+    """Train a run and export it; returns its bundle."""
     folder.mkdir()
     write_log(folder / "log", kind)
     schema = folder / "log" / "schema.toml"
@@ -183,13 +183,13 @@ def served(both: dict[str, Served], request: pytest.FixtureRequest) -> Served:
 
 @pytest.mark.parametrize("over", [http, grpc])
 @pytest.mark.parametrize("texts", [False, True])
-def test_raw_columns_have_the_scores_of_predict(served: Served, texts: bool, over: Any) -> None:
+def test_scores_of_raw_columns_equal_predict(served: Served, texts: bool, over: Any) -> None:
     scores = served.answer(served.columns(served.log, texts=texts), over=over)
     np.testing.assert_allclose(scores, served.scores, rtol=0, atol=1e-6)
     np.testing.assert_array_equal(scores, served.answer(served.inputs(served.log)))
 
 
-def test_columns_come_in_other_types_and_as_json(served: Served) -> None:
+def test_columns_of_other_types_and_as_json(served: Served) -> None:
     log = served.log.slice(0, 9)
     columns = served.columns(log, texts=True)
     expected = served.answer(columns)
@@ -212,7 +212,7 @@ def test_a_user_given_once_is_repeated_for_every_candidate(served: Served) -> No
 
 
 @pytest.mark.parametrize("over", [http, grpc])
-def test_top_k_gives_scores_and_positions(served: Served, over: Any) -> None:
+def test_top_k_returns_the_best_scores_and_their_positions(served: Served, over: Any) -> None:
     _, candidates = served.of_one_user()
     inputs = served.inputs(candidates)
     scores = served.answer(inputs)
@@ -231,7 +231,7 @@ def test_top_k_gives_scores_and_positions(served: Served, over: Any) -> None:
         served.ask(inputs, over=over, parameters={"top_k": 1, "top_k_output": "x"})
 
 
-def test_row_ids_of_a_user_come_once(both: dict[str, Served]) -> None:
+def test_inputs_of_the_user_may_have_one_row(both: dict[str, Served]) -> None:
     served = both["din"]
     _, candidates = served.of_one_user()
     inputs = served.inputs(candidates)
@@ -260,7 +260,7 @@ def test_the_configuration_describes_the_columns(served: Served) -> None:
     assert user_inputs == [name for name in inputs if name == "lengths"]
 
 
-def test_wrong_columns_are_refused_with_column_row_and_value(both: dict[str, Served]) -> None:
+def test_errors_of_columns_name_column_row_and_value(both: dict[str, Served]) -> None:
     served = both["din"]
     right = served.columns(served.log.slice(0, 5), texts=True)
     others = {name: values for name, values in right.items() if name != "shop"}

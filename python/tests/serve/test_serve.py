@@ -1,4 +1,4 @@
-"""Workers as processes of their own, asked as clients do: all halves in one, and split over both transports."""
+"""Workers over HTTP: both halves in one process, and in two processes over both transports."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def monolith(bundles: Bundles) -> Iterator[Worker]:
         yield found
 
 
-def test_one_process_answers_like_the_bundles(monolith: Worker, bundles: Bundles) -> None:
+def test_answers_equal_those_recorded_in_the_bundles(monolith: Worker, bundles: Bundles) -> None:
     answers_alike(monolith.addresses["http"], bundles)
 
 
-def test_names_and_signatures_are_told(monolith: Worker, bundles: Bundles) -> None:
+def test_metadata_of_models(monolith: Worker, bundles: Bundles) -> None:
     with http.InferenceServerClient(monolith.addresses["http"]) as client:
         assert client.is_server_live()
         assert client.is_server_ready()
@@ -76,7 +76,7 @@ def test_names_and_signatures_are_told(monolith: Worker, bundles: Bundles) -> No
             assert [named["name"] for named in about["outputs"]] == list(answers)
 
 
-def test_counts_and_the_state_of_models(monolith: Worker, bundles: Bundles) -> None:
+def test_statistics_metrics_and_unloading_of_models(monolith: Worker, bundles: Bundles) -> None:
     (inputs, _), *_ = bundles.requests("ragged")
     # Parts of a ragged input, with dots.
     dotted = {name.replace("words_", "words."): value for name, value in inputs.items()}
@@ -103,10 +103,10 @@ def test_counts_and_the_state_of_models(monolith: Worker, bundles: Bundles) -> N
     assert "rowmill_serve_wire_memory_bytes" in text
     cpu_s = re.search(r'program_cpu_seconds_total\{model="dlrm",half="dense"\} (\S+)', text)
     assert cpu_s is not None
-    assert float(cpu_s[1]) > 0, "it has answered at least the requests of its warm-up"
+    assert float(cpu_s[1]) > 0, "the warm-up alone takes CPU time"
 
 
-def test_any_number_of_rows_and_many_requests_at_once(monolith: Worker, bundles: Bundles) -> None:
+def test_concurrent_requests_of_different_sizes(monolith: Worker, bundles: Bundles) -> None:
     (inputs, _), *_ = bundles.requests("dlrm")
     requests = [{name: value[:rows] for name, value in inputs.items()} for rows in (1, 2, 5)] * 8
     answers: list[Any] = [None] * len(requests)
@@ -124,7 +124,7 @@ def test_any_number_of_rows_and_many_requests_at_once(monolith: Worker, bundles:
             torch.testing.assert_close(answer[output], expected, rtol=1e-6, atol=1e-6)
 
 
-def test_wrong_requests_are_refused_with_the_reason(monolith: Worker, bundles: Bundles) -> None:
+def test_invalid_requests_are_refused_with_the_reason(monolith: Worker, bundles: Bundles) -> None:
     address = monolith.addresses["http"]
     (inputs, _), *_ = bundles.requests("ragged")
     values, offsets = (name for name in inputs if name.endswith(("values", "offsets")))
@@ -147,9 +147,7 @@ def test_wrong_requests_are_refused_with_the_reason(monolith: Worker, bundles: B
     answers_alike(address, bundles)
 
 
-def test_a_request_that_cannot_be_in_time_gets_an_error_in_time(
-    monolith: Worker, bundles: Bundles
-) -> None:
+def test_an_impossible_deadline_gives_an_error_soon(monolith: Worker, bundles: Bundles) -> None:
     (inputs, _), *_ = bundles.requests("dlrm")
     begin = time.monotonic()
     with pytest.raises(InferenceServerException):
@@ -158,7 +156,7 @@ def test_a_request_that_cannot_be_in_time_gets_an_error_in_time(
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_a_split_model_answers_like_its_bundle_and_outlives_its_dense_half(
+def test_two_halves_answer_equally_and_recover_from_a_killed_dense_half(
     transport: str, bundles: Bundles, tmp_path: Path
 ) -> None:
     listen = "tcp://127.0.0.1:0" if transport == "tcp" else f"shm://{tmp_path}/dense.sock"
@@ -177,7 +175,7 @@ def test_a_split_model_answers_like_its_bundle_and_outlives_its_dense_half(
             assert "dense half" in str(caught.value)
             with worker(*bundles.paths, *dense, address) as second:
                 until = time.monotonic() + 60
-                while True:  # The first attempts may meet the pause before it connects again.
+                while True:  # The first attempts may fail: it pauses before it connects again.
                     try:
                         answers_alike(front.addresses["http"], bundles)
                         break
@@ -189,7 +187,7 @@ def test_a_split_model_answers_like_its_bundle_and_outlives_its_dense_half(
 
 
 def test_a_native_cpu_half_loads_no_torch(bundles: Bundles) -> None:
-    """Its dense half never comes: it is live, not ready, and ends at SIGTERM."""
+    """Its dense half never starts, so it never becomes ready, and it ends at SIGTERM."""
     flags = ("--role", "cpu", "--dense", "tcp://127.0.0.1:1", *_ANY, "--log-level", "info")
     with worker(bundles.folder / "dlrm", *flags, wait=False) as front:
         # The maps of the process name every library that it has loaded.
@@ -207,7 +205,7 @@ def test_a_native_cpu_half_loads_no_torch(bundles: Bundles) -> None:
         assert front.process.stdout.read() == "", "it was never ready"
 
 
-def test_workers_end_in_order(bundles: Bundles) -> None:
+def test_sigterm_ends_a_worker_with_exit_code_0(bundles: Bundles) -> None:
     with worker(f"scores={bundles.folder / 'dlrm'}", *_ANY) as found:
         assert found.addresses["ready"] == ["scores"]
         (inputs, answers), *_ = bundles.requests("dlrm")
@@ -217,10 +215,10 @@ def test_workers_end_in_order(bundles: Bundles) -> None:
     assert any("SIGTERM" in event["message"] for event in events)
 
 
-def test_what_cannot_be_served_is_one_line(bundles: Bundles, tmp_path: Path) -> None:
+def test_invalid_arguments_give_a_one_line_error(bundles: Bundles, tmp_path: Path) -> None:
     path = bundles.folder / "dlrm"
     for arguments, reason in [
-        ((tmp_path,), "no manifest.json: give a folder that `rowmill export` wrote"),
+        ((tmp_path,), "no manifest.json): give a folder that `rowmill export` wrote"),
         ((path, "--role", "cpu"), "role 'cpu' needs an address in dense"),
         ((path, "--dense", "tcp://127.0.0.1:1"), "only role 'cpu' has dense"),
         ((path, "--role", "dense", "--listen", "here"), "no address"),

@@ -1,4 +1,4 @@
-"""The status page of a worker in a real browser: it shows the numbers of the statistics, in light and in dark."""
+"""The status page of a worker in a real browser: it shows the numbers of the statistics, in light and in dark mode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DARK = "--blink-settings=preferredColorScheme=0"
 
 
 class Shown(HTMLParser):
-    """The texts of a page by their names, and the rows of tables, for each model and for the worker ("")."""
+    """Texts and tables of a page, by model ("": the worker) and name."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Shown(HTMLParser):
 
 
 def opened(url: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Open a page until it has read its numbers twice."""
+    """Open a page for long enough that it reads its numbers twice."""
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     command = [browser(), *sandbox, "--headless", "--disable-gpu", "--window-size=1100,1300"]
     command += ["--virtual-time-budget=5000", *flags, url]
@@ -96,7 +96,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
     return make_bundles(tmp_path_factory.mktemp("bundles"))
 
 
-def test_a_browser_shows_the_statistics(bundles: Bundles, tmp_path: Path) -> None:
+def test_the_page_shows_the_numbers_of_the_statistics(bundles: Bundles, tmp_path: Path) -> None:
     paths = [bundles.folder / name for name in _ASKED]
     with worker(*paths, "--http-port", "0", "--metrics-port", "0", "--memory", "16MiB") as found:
         address = found.addresses["http"]

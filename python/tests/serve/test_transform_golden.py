@@ -1,4 +1,4 @@
-"""The golden file that the transform in Rust is tested with says what `apply_transform` gives, in every bit."""
+"""The golden file, with which a Rust test checks the transform, holds the results of `apply_transform`, bit for bit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from python.tests.serve.transform_cases import GOLDEN, golden
 from rowmill.ctr.data.features import log_counts
 
 
-def test_the_golden_file_holds_the_results_of_the_definition() -> None:
+def test_the_golden_file_holds_the_results_of_apply_transform() -> None:
     assert json.loads(GOLDEN.read_text()) == golden()
 
 
-def test_the_golden_file_covers_what_requests_may_send() -> None:
+def test_the_golden_file_covers_all_datatypes_and_ways_to_ids() -> None:
     cases = json.loads(GOLDEN.read_text())
     kinds = {column["datatype"] for case in cases for column in case["columns"]}
     assert kinds == {"FP32", "FP64", "INT64", "INT32", "INT8", "BYTES"}
@@ -22,8 +22,8 @@ def test_the_golden_file_covers_what_requests_may_send() -> None:
     assert ways == {(kind, base) for kind in ("full", "hash", "vocabulary") for base in (10, 16)}
 
 
-def test_logs_of_one_count_and_of_many_are_equal() -> None:
-    """Vector instructions compute blocks, and others what is left; a server computes one number at a time."""
+def test_logarithms_do_not_depend_on_how_many_are_computed() -> None:
+    """A trainer computes blocks with vector instructions, a server one number at a time."""
     counts = np.random.default_rng(0).integers(0, 2**31, 4099).astype(np.float32)
     one_by_one = np.concatenate([log_counts(counts[at : at + 1]) for at in range(len(counts))])
     np.testing.assert_array_equal(log_counts(counts), one_by_one)

@@ -1,4 +1,4 @@
-"""Programs that tests ask workers with, which `tools/serving.sh` brings."""
+"""Third-party programs that check workers. `tools/serving.sh` installs them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-
 
 
 def promtool() -> Path:
-    """The checker of metrics that comes with Prometheus."""
+    """Path of promtool, with which Prometheus checks metrics."""
     if not _PROMTOOL.exists():
         pytest.fail("no promtool under .tools: run tools/serving.sh, as `make test-serving` does")
     return _PROMTOOL
 
 
 def browser() -> str:
-    """A chromium that needs no display."""
+    """Path of a Chromium that needs no display."""
     for name in _BROWSERS:
         if found := shutil.which(name):
             return found

@@ -1,6 +1,6 @@
-"""Raw columns as requests send them, with the inputs that `apply_transform` makes of them.
+"""Raw columns as in requests, with the inputs that `apply_transform` gives for them, for a test of the transform in Rust.
 
-`python -m python.tests.serve.transform_cases` writes them to the golden file of the Rust test.
+`python -m python.tests.serve.transform_cases` writes the golden file of this test.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def schema_of(*, with_histories: bool, id_base: int) -> Schema:
 
 
 def encoded(name: str, datatype: str, values: Any) -> dict[str, Any]:
-    """A column as a request has it; texts with their lengths before them."""
+    """A column as in a request: numbers, or texts with their length before each."""
     if datatype == "BYTES":
         texts = [text.encode() for text in values]
         data = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
@@ -169,7 +169,7 @@ def _case(
 
 
 def golden() -> list[dict[str, Any]]:
-    """All cases with the inputs that the definition makes."""
+    """All cases, with the inputs that `apply_transform` gives."""
     stream = np.random.default_rng(0)
     found: list[dict[str, Any]] = []
     for id_base, with_histories in product((10, 16), (False, True)):

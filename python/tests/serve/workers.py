@@ -1,4 +1,4 @@
-"""Workers as processes, and bundles that they serve."""
+"""Processes of `rowmill serve`, and the bundles that they serve."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 START_S = 120.0
-"""Longest wait for a worker, of which torch takes some seconds on a busy machine."""
+"""Longest wait for the start or end of a worker. Importing torch alone takes some seconds on a busy machine."""
 
 
 class Ragged(nn.Module):
-    """Bags of words of any length, and the two best of three scores."""
+    """The two best of three scores of a bag of words of any length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def ragged_call(rows: int) -> tuple[Any, ...]:
 
 
 class Rounds(nn.Module):
-    """Has an operator that no plan holds, so its CPU half is a program of torch."""
+    """Has an operator that plans lack, so its CPU half is a program of torch."""
 
     def __init__(self, store: rowmill.Store) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Worker:
         self.process.wait()
 
     def end(self) -> int:
-        """Ask it to end; returns its exit code."""
+        """Send SIGTERM; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(START_S)
 
@@ -90,9 +90,9 @@ def worker(
     program: str = "rowmill",
     python: str = sys.executable,
 ) -> Iterator[Worker]:
-    """Start a worker and wait until its models are warm. `program` is a module that behaves as `rowmill`.
+    """Start a worker; with `wait`, until it is ready. `program` is a module with the command line of `rowmill`.
 
-    Unless `arguments` give a port of gRPC, it is a free one.
+    The gRPC port is a free one unless `arguments` name one.
     """
     process = subprocess.Popen(
         [python, "-m", program, "serve", "--grpc-port", "0", *map(str, arguments)],
@@ -145,7 +145,7 @@ class Bundles:
             ]
 
     def answer(self, name: str, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What plain torch answers to a request."""
+        """The answer of plain torch to a request."""
         with Bundle.open(self.folder / name) as bundle:
             return dict(zip(bundle.signature["outputs"], bundle.run(inputs), strict=True))
 
