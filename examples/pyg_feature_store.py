@@ -1,6 +1,6 @@
-"""GraphSAGE of PyTorch Geometric over features that lie in a store, and edges in mapped files: `pip install rowmill[pyg]`.
+"""PyTorch Geometric's GraphSAGE over features in a store and edges in memory-mapped files. Needs `torch-geometric`.
 
-With pyg-lib installed, `NeighborLoader((features, graph), ...)` samples neighbours; here all are taken.
+This example uses all neighbours. To sample, use `rowmill.integrations.pyg.NeighbourSampler` (see docs/frameworks.md).
 """
 
 import torch

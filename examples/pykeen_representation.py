@@ -1,7 +1,4 @@
-"""A knowledge-graph model of PyKEEN whose entities are rows of a store; its relations are torch's.
-
-Needs pykeen beside rowmill: `pip install rowmill[pykeen]`.
-"""
+"""A knowledge-graph model of PyKEEN with entities in a store, and relations as torch parameters. Needs `pykeen`."""
 
 import torch
 from pykeen.evaluation import RankBasedEvaluator

@@ -1,6 +1,6 @@
-"""A model over TorchRec's EmbeddingBagCollection, its tables moved into a store.
+"""A model over TorchRec's EmbeddingBagCollection, whose tables `rowmill.convert` moves into a store.
 
-Needs torchrec and fbgemm-gpu-cpu beside rowmill. The tags of `apply_optimizer_in_backward` say what updates the rows.
+Needs `torchrec` and `fbgemm-gpu-cpu`. Rows keep the optimizer that `apply_optimizer_in_backward` has set.
 """
 
 import torch

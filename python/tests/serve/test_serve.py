@@ -221,7 +221,7 @@ def test_invalid_arguments_give_a_one_line_error(bundles: Bundles, tmp_path: Pat
         ((tmp_path,), "no manifest.json): give a folder that `rowmill export` wrote"),
         ((path, "--role", "cpu"), "role 'cpu' needs an address in dense"),
         ((path, "--dense", "tcp://127.0.0.1:1"), "only role 'cpu' has dense"),
-        ((path, "--role", "dense", "--listen", "here"), "no address"),
+        ((path, "--role", "dense", "--listen", "here"), "address: give tcp://HOST:PORT"),
         ((path, path, *_PORTS), "two bundles"),
         ((path, "--host", "0.0.0.0", *_PORTS), "--insecure"),
         ((path, "--slo", "0"), "slo must be"),

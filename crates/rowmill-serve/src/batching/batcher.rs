@@ -41,13 +41,13 @@ pub struct Job<T> {
 #[non_exhaustive]
 pub enum Refusal {
     /// The queue is full.
-    #[error("{queued} requests wait already: send fewer, or raise the queue's limit of {queued}")]
+    #[error("{queued} requests wait already: send fewer, or raise queue_requests, which is {queued}")]
     Full {
         /// How many wait.
         queued: usize,
     },
     /// It is larger than any batch.
-    #[error("the request has {rows} rows, a batch takes {rows_max}: split it, or raise the limit")]
+    #[error("the request has {rows} rows, a batch takes {rows_max}: split it, or raise batch_rows")]
     TooLarge {
         /// Its rows.
         rows: u32,
@@ -83,7 +83,7 @@ pub enum Refusal {
         left: Duration,
     },
     /// The process ends.
-    #[error("the process is about to end: ask another one")]
+    #[error("the process is about to end: send the request to another one")]
     Closed,
 }
 

@@ -66,7 +66,7 @@ impl Door {
         if self.drain.has_started() {
             return Err(Problem::new(
                 Kind::Unavailable,
-                "the server is about to end: ask another one".into(),
+                "the server is about to end: send the request to another one".into(),
             ));
         }
         Ok(Admitted { door: self, begin: Instant::now(), _hold: hold })

@@ -15,7 +15,7 @@ pub enum Address {
 
 /// A text is no address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no address: give tcp://HOST:PORT, or shm:///PATH for a process on this machine")]
+#[error("{text:?} is not an address: give tcp://HOST:PORT, or shm:///PATH for a process on this machine")]
 pub struct AddressError {
     /// The text.
     pub text: String,
