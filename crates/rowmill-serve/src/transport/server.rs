@@ -182,7 +182,10 @@ async fn receive(
                 let replier = Replier { id, trace, program, outbox: outbox.clone(), hold };
                 let deadline = Instant::now() + request.time_left;
                 if drain.has_started() {
-                    replier.fail(Status::Draining, "the dense half is about to end: send the request to another one");
+                    replier.fail(
+                        Status::Draining,
+                        "the dense half is about to end: send the request to another one",
+                    );
                 } else if program == expected {
                     on_request(Incoming { request, deadline, replier });
                 } else {
