@@ -5,6 +5,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyModule, PyType};
 use rowmill_io::DeviceError;
 use rowmill_remote::RemoteError;
+use rowmill_rows::SpecError;
 use rowmill_store::StoreError;
 
 /// The module that declares the exceptions.
@@ -47,7 +48,8 @@ fn message_of(error: &StoreError) -> String {
         StoreError::NoEventTime { .. } => {
             format!("{error}: store.step(event_time=...) or store.ticket(event_time=...)")
         }
-        StoreError::SpecMismatch { field: "ids", .. } => format!("{error} (num_rows)"),
+        StoreError::SpecMismatch { field: "ids", .. }
+        | StoreError::Spec { source: SpecError::DenseRows(_), .. } => format!("{error} (num_rows)"),
         _ => error.to_string(),
     }
 }

@@ -91,7 +91,9 @@ pub enum SpecError {
         value: f32,
     },
     /// A dense id range that is empty or exceeds 31-bit row numbers.
-    #[error("num_rows must be between 1 and 2^31, got {0}: omit it to accept any 64-bit id")]
+    #[error(
+        "a range [0, N) of ids must have N between 1 and 2^31, got {0}; a table without a range takes any 64-bit id"
+    )]
     DenseRows(u64),
     /// A number of steps, seconds or rows is outside its range.
     #[error("{field} must be between {least} and 2^62, got {value}")]

@@ -330,7 +330,7 @@ pub enum StoreError {
     /// A queued get was not served within the deadline of the store.
     #[error(
         "a queued get of {rows} rows of table {table:?} was not served within {waited:?}: the gets before it or the \
-         device took too long; finish or drop earlier steps, or raise wait_deadline_s"
+         device took too long; finish or drop earlier steps, or raise the store's wait deadline"
     )]
     QueueTimeout {
         /// The table.

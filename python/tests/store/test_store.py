@@ -120,7 +120,7 @@ def test_a_table_is_opened_with_its_stored_spec(store: rowmill.Store) -> None:
             "initializer high must be greater than low",
         ),
         ({"initializer": 0.0}, "initializer must be one of rowmill.init's Zeros"),
-        ({"num_rows": 0}, "must be between 1 and 2\\^31, got 0"),
+        ({"num_rows": 0}, r"between 1 and 2\^31, got 0"),
         ({"staleness_bound": 256}, "staleness_bound"),
     ],
 )
