@@ -76,6 +76,7 @@ CRATE_IMPORTS = {
         "rowmill-server",
         "rowmill-store",
     },
+    "rowmill-nvme": {"rowmill-io"},
     "rowmill-testkit": {"rowmill-splitmix", "rowmill-io"},
     "rowmill-python": {
         "rowmill-rows",

@@ -1,0 +1,394 @@
+//! One connection of a host, which is one queue: from bytes to commands with their data, from answers to bytes.
+//!
+//! - At most `entries` commands are between capsule and answer.
+//! - Data in capsules is bounded by their number. Other data is asked for (R2T) only when it fits into
+//!   `held_bytes_max`; it counts until its command is answered.
+//! - While more than `unsent_bytes_max` bytes wait to be sent, no bytes are consumed.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use zerocopy::FromZeros;
+
+use super::slot::{Progress, Slot};
+use super::{Answer, Connected};
+use crate::command::{Command, Completion, Status, fabrics};
+use crate::pdu::{
+    DataLimits, Digests, Fatal, FatalReason, Initialize, Kind, Outbox, Payload, Pdu, Received, Receiver,
+    Side, Terminate, Transfer, field, flag,
+};
+use crate::{CAPSULE_DATA_BYTES, HOST_DATA_BYTES_MAX, TRANSFER_BYTES_MAX};
+
+/// Limits of one connection.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionLimits {
+    /// Digests that a host may ask for.
+    pub digests: Digests,
+    /// Bytes of data that commands may hold, besides those in capsules: at least 512 KiB.
+    pub held_bytes_max: usize,
+    /// Unsent bytes above which no more bytes are consumed.
+    pub unsent_bytes_max: usize,
+    /// The time until the host has initialized the connection and sent its Connect.
+    pub setup_time: Duration,
+}
+
+/// A command with its data.
+#[derive(Debug)]
+pub struct Request {
+    /// The command.
+    pub command: Command,
+    /// Its data.
+    pub data: Vec<u8>,
+    /// Bytes of data that the host takes back.
+    pub answer_bytes: usize,
+}
+
+/// Why a connection is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closed {
+    /// This side found an error. A termination request is queued.
+    Fatal(Fatal),
+    /// The other side asked for termination: its reason and information, as it sent them.
+    ByPeer {
+        /// A [`FatalReason`], if it is one.
+        reason: u16,
+        /// What the reason says.
+        information: u32,
+    },
+    /// The set-up took too long.
+    TimedOut,
+}
+
+/// What a connection reports.
+#[derive(Debug)]
+pub enum ConnectionEvent {
+    /// A command to execute. Each gets one [`Connection::answer`].
+    Command(Request),
+    /// The connection is over. Send what is unsent, then close the socket.
+    Closed(Closed),
+}
+
+#[derive(Debug)]
+enum Phase {
+    Initializing {
+        deadline: Instant,
+    },
+    /// Only a Connect is allowed.
+    Unconnected {
+        deadline: Instant,
+    },
+    Connected {
+        queue: u16,
+        entries: u16,
+        head: Option<u16>,
+    },
+    Closed,
+}
+
+/// One connection of a host.
+#[derive(Debug)]
+pub struct Connection {
+    limits: ConnectionLimits,
+    phase: Phase,
+    receiver: Receiver,
+    outbox: Outbox,
+    slots: HashMap<u16, Slot>,
+    /// Commands that wait for room for their data, in order.
+    waiting: VecDeque<u16>,
+    held_bytes: usize,
+    next_tag: u16,
+    /// The command that gets the data which comes now; none, if the data is dropped.
+    sink: Option<u16>,
+    events: VecDeque<ConnectionEvent>,
+}
+
+impl Connection {
+    /// A connection that a host has just opened.
+    ///
+    /// # Panics
+    ///
+    /// If `held_bytes_max` has no room for one transfer.
+    pub fn new(now: Instant, limits: ConnectionLimits) -> Connection {
+        assert!(limits.held_bytes_max >= TRANSFER_BYTES_MAX, "held_bytes_max must allow one transfer");
+        let data_limits = DataLimits { command: CAPSULE_DATA_BYTES, transfer: HOST_DATA_BYTES_MAX };
+        Connection {
+            limits,
+            phase: Phase::Initializing { deadline: now + limits.setup_time },
+            receiver: Receiver::new(Side::Controller, data_limits),
+            outbox: Outbox::new(Digests::default(), 4),
+            slots: HashMap::new(),
+            waiting: VecDeque::new(),
+            held_bytes: 0,
+            next_tag: 0,
+            sink: None,
+            events: VecDeque::new(),
+        }
+    }
+
+    /// Take bytes from the host. Returns how many are consumed: fewer than all while too many bytes wait to be sent.
+    pub fn receive(&mut self, bytes: &[u8]) -> usize {
+        let mut rest = bytes;
+        while !self.is_closed() && self.outbox.unsent_bytes() <= self.limits.unsent_bytes_max {
+            match self.receiver.next(&mut rest) {
+                Ok(Some(received)) => {
+                    if let Err(fatal) = self.step(&received) {
+                        self.terminate(fatal);
+                    }
+                }
+                Ok(None) => break,
+                Err(fatal) => self.terminate(fatal),
+            }
+        }
+        if self.is_closed() { bytes.len() } else { bytes.len() - rest.len() }
+    }
+
+    /// The next event.
+    pub fn poll(&mut self) -> Option<ConnectionEvent> {
+        self.events.pop_front()
+    }
+
+    /// Answer a command. An answer to no running command, or after the end of the connection, is ignored.
+    pub fn answer(&mut self, cid: u16, answer: Answer) {
+        let Some(slot) = self.slots.remove(&cid) else { return };
+        self.held_bytes -= slot.held_bytes;
+        self.respond(cid, slot.answer_bytes, answer);
+        self.grant();
+    }
+
+    /// Answer the Connect command `cid` with success.
+    pub fn accept(&mut self, cid: u16, connected: &Connected) {
+        if self.is_closed() {
+            return;
+        }
+        let head = (!connected.is_flow_control_off).then_some(0);
+        self.phase = Phase::Connected { queue: connected.queue, entries: connected.entries, head };
+        self.answer(cid, Answer::result(connected.controller.into()));
+    }
+
+    /// When [`Connection::expire`] must be called, if ever.
+    pub fn deadline(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Initializing { deadline } | Phase::Unconnected { deadline } => Some(deadline),
+            _ => None,
+        }
+    }
+
+    /// End the connection if its set-up takes too long.
+    pub fn expire(&mut self, now: Instant) {
+        if self.deadline().is_some_and(|deadline| now >= deadline) {
+            self.close(Closed::TimedOut);
+        }
+    }
+
+    /// Bytes to send, in order.
+    pub fn unsent(&self) -> impl Iterator<Item = &[u8]> {
+        self.outbox.unsent()
+    }
+
+    /// How many bytes wait to be sent.
+    pub fn unsent_bytes(&self) -> usize {
+        self.outbox.unsent_bytes()
+    }
+
+    /// The first `bytes` unsent bytes are sent.
+    pub fn sent(&mut self, bytes: usize) {
+        self.outbox.sent(bytes);
+    }
+
+    /// Bytes of data that commands hold or may send, besides those in capsules.
+    pub fn held_bytes(&self) -> usize {
+        self.held_bytes
+    }
+
+    /// The connection is over.
+    pub fn is_closed(&self) -> bool {
+        matches!(self.phase, Phase::Closed)
+    }
+
+    fn close(&mut self, closed: Closed) {
+        self.phase = Phase::Closed;
+        self.slots.clear();
+        self.waiting.clear();
+        self.held_bytes = 0;
+        self.events.push_back(ConnectionEvent::Closed(closed));
+    }
+
+    fn terminate(&mut self, fatal: Fatal) {
+        let terminate = Terminate {
+            reason: (fatal.reason as u16).into(),
+            information: fatal.information.into(),
+            ..Terminate::new_zeroed()
+        };
+        let header = self.receiver.header().to_vec();
+        self.outbox.pdu(Kind::ControllerTerminate, 0, &terminate, Some(header.into()));
+        self.close(Closed::Fatal(fatal));
+    }
+
+    fn step(&mut self, received: &Received<'_>) -> Result<(), Fatal> {
+        match *received {
+            Received::Header { pdu, flags, data_bytes } => match pdu {
+                Pdu::Initialize(request) => self.initialize(&request),
+                Pdu::Terminate(request) => {
+                    let (reason, information) = (request.reason.get(), request.information.get());
+                    self.close(Closed::ByPeer { reason, information });
+                    Ok(())
+                }
+                Pdu::Command(command) => self.start(command, data_bytes),
+                Pdu::HostData(transfer) => self.data(&transfer, flags),
+                // The receiver lets no PDU of a controller through.
+                _ => Err(Fatal::new(FatalReason::SequenceError)),
+            },
+            Received::Data(piece) => {
+                if let Some(slot) = self.sink.and_then(|cid| self.slots.get_mut(&cid)) {
+                    slot.data.extend_from_slice(piece);
+                }
+                Ok(())
+            }
+            Received::DataEnd { is_intact } => {
+                if let Some(cid) = self.sink.take() {
+                    self.data_end(cid, is_intact);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn initialize(&mut self, request: &Initialize) -> Result<(), Fatal> {
+        let Phase::Initializing { deadline } = self.phase else {
+            return Err(Fatal::new(FatalReason::SequenceError));
+        };
+        if request.version.get() != 0 {
+            return Err(Fatal::parameter(field::VERSION));
+        }
+        if request.alignment > 31 {
+            return Err(Fatal::field(field::ALIGNMENT));
+        }
+        let digests = Digests::from_bits(request.digests).and(self.limits.digests);
+        let response = Initialize {
+            digests: digests.to_bits(),
+            limit: (HOST_DATA_BYTES_MAX as u32).into(),
+            ..Initialize::new_zeroed()
+        };
+        self.outbox.pdu(Kind::InitializeResponse, 0, &response, None);
+        self.outbox.initialized(digests, (usize::from(request.alignment) + 1) * 4);
+        self.receiver.initialized(digests);
+        self.phase = Phase::Unconnected { deadline };
+        Ok(())
+    }
+
+    fn start(&mut self, command: Command, capsule_bytes: usize) -> Result<(), Fatal> {
+        let cid = command.cid.get();
+        let is_connect = command.fabrics_kind() == Some(fabrics::CONNECT);
+        let (entries, is_allowed) = match self.phase {
+            Phase::Connected { entries, .. } => (entries, true),
+            _ => (1, is_connect),
+        };
+        let slot = if self.slots.contains_key(&cid) {
+            Err(Status::CID_CONFLICT)
+        } else if self.slots.len() >= usize::from(entries) {
+            return Err(Fatal::new(FatalReason::LimitExceeded));
+        } else if is_allowed {
+            Slot::new(command, capsule_bytes)
+        } else {
+            Err(Status::SEQUENCE_ERROR)
+        };
+        match slot {
+            Err(status) => self.respond(cid, 0, status.into()),
+            Ok(mut slot) => {
+                match slot.progress {
+                    Progress::Executing => self.events.push_back(ConnectionEvent::Command(slot.request())),
+                    Progress::InCapsule => self.sink = Some(cid),
+                    _ => self.waiting.push_back(cid),
+                }
+                self.slots.insert(cid, slot);
+                self.grant();
+            }
+        }
+        Ok(())
+    }
+
+    /// Ask for the data of commands that wait, in order, as far as there is room.
+    fn grant(&mut self) {
+        while let Some(cid) = self.waiting.front() {
+            let slot = self.slots.get_mut(cid).expect("a command that waits is not answered");
+            if self.held_bytes + slot.data_bytes > self.limits.held_bytes_max {
+                break;
+            }
+            self.next_tag = self.next_tag.wrapping_add(1);
+            slot.grant(self.next_tag);
+            self.held_bytes += slot.held_bytes;
+            let ready = Transfer {
+                cid: (*cid).into(),
+                tag: self.next_tag.into(),
+                bytes: (slot.data_bytes as u32).into(),
+                ..Transfer::new_zeroed()
+            };
+            self.outbox.pdu(Kind::ReadyToTransfer, 0, &ready, None);
+            self.waiting.pop_front();
+        }
+    }
+
+    fn data(&mut self, transfer: &Transfer, flags: u8) -> Result<(), Fatal> {
+        let cid = transfer.cid.get();
+        let slot = self.slots.get(&cid).ok_or(Fatal::field(field::CID))?;
+        let Progress::Granted { tag } = slot.progress else { return Err(Fatal::field(field::CID)) };
+        if transfer.tag.get() != tag {
+            return Err(Fatal::field(field::TAG));
+        }
+        let end = slot.data.len() + transfer.bytes.get() as usize;
+        if transfer.offset.get() as usize != slot.data.len() || end > slot.data_bytes {
+            return Err(Fatal::new(FatalReason::DataOutOfRange));
+        }
+        if (flags & flag::LAST != 0) != (end == slot.data_bytes) {
+            return Err(Fatal::field(field::FLAGS));
+        }
+        self.sink = Some(cid);
+        Ok(())
+    }
+
+    fn data_end(&mut self, cid: u16, is_intact: bool) {
+        let Some(slot) = self.slots.get_mut(&cid) else { return };
+        slot.is_damaged |= !is_intact;
+        if slot.is_complete() {
+            if slot.is_damaged {
+                self.answer(cid, Status::TRANSIENT_TRANSPORT_ERROR.into());
+            } else {
+                self.events.push_back(ConnectionEvent::Command(slot.request()));
+            }
+        }
+    }
+
+    fn respond(&mut self, cid: u16, answer_bytes: usize, answer: Answer) {
+        let (queue, entries, head) = match &mut self.phase {
+            Phase::Connected { queue, entries, head } => (*queue, *entries, head.as_mut()),
+            Phase::Closed => return,
+            _ => (0, 1, None),
+        };
+        let has_flow_control = head.is_some();
+        let queue_head = head.map_or(u16::MAX, |head| {
+            *head = (*head + 1) % entries;
+            *head
+        });
+        let mut data = answer.data;
+        let has_data = answer.status == Status::SUCCESS && !data.is_empty() && answer_bytes > 0;
+        // Without flow control, the last data says that the command succeeded, and no response follows.
+        let ends_with_data = has_data && !has_flow_control && answer.result == 0;
+        if has_data {
+            data.resize(answer_bytes, 0);
+            let transfer =
+                Transfer { cid: cid.into(), bytes: (answer_bytes as u32).into(), ..Transfer::new_zeroed() };
+            let success = if ends_with_data { flag::SUCCESS } else { 0 };
+            self.outbox.pdu(Kind::ControllerData, flag::LAST | success, &transfer, Some(Payload::from(data)));
+        }
+        if !ends_with_data {
+            let completion = Completion {
+                result: answer.result.into(),
+                queue_head: queue_head.into(),
+                queue: queue.into(),
+                cid: cid.into(),
+                status: Completion::status_field(answer.status, answer.has_more),
+            };
+            self.outbox.pdu(Kind::Response, 0, &completion, None);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+use super::Namespace;
+use crate::command::Nqn;
+use crate::vendor::VendorArea;
+
+/// What a host may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Read blocks, pool rows.
+    Read,
+    /// Also write blocks and apply fills and feeds.
+    Write,
+}
+
+/// A host that may connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Its name.
+    pub name: Nqn,
+    /// What it may do.
+    pub role: Role,
+}
+
+/// The hosts that may connect to a subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hosts {
+    /// Every host, with one role.
+    Any(Role),
+    /// These hosts.
+    Listed(Vec<Host>),
+}
+
+impl Hosts {
+    pub(crate) fn role(&self, name: &Nqn) -> Option<Role> {
+        match self {
+            Hosts::Any(role) => Some(*role),
+            Hosts::Listed(hosts) => hosts.iter().find(|host| host.name == *name).map(|host| host.role),
+        }
+    }
+}
+
+/// A set of namespaces that hosts connect to by name.
+#[derive(Clone, Debug)]
+pub struct Subsystem {
+    /// Its name, which stays with the data.
+    pub name: Nqn,
+    /// A serial number, at most 20 characters.
+    pub serial: String,
+    /// Version of the program, at most 8 characters.
+    pub firmware: String,
+    /// Its namespaces. Numbers are distinct.
+    pub namespaces: Vec<Namespace>,
+    /// Its hosts.
+    pub hosts: Hosts,
+    /// Limits of the commands on rows; none, if no namespace holds rows.
+    pub area: Option<VendorArea>,
+    /// Most I/O queues of one controller.
+    pub io_queues_max: u16,
+    /// Most entries of an I/O queue.
+    pub io_queue_entries_max: u16,
+}
+
+impl Subsystem {
+    /// The namespace of a number.
+    pub fn namespace(&self, number: u32) -> Option<&Namespace> {
+        self.namespaces.iter().find(|namespace| namespace.number == number)
+    }
+}

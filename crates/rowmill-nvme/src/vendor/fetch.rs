@@ -1,0 +1,107 @@
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::VENDOR_VERSION;
+use crate::command::{Command, Status, io};
+
+/// A fetch command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fetch {
+    /// The handle of a stage command.
+    pub handle: u64,
+    /// Where in the result to start, in bytes.
+    pub offset: u32,
+    /// Keep the result, to fetch more of it. Else it is freed.
+    pub is_kept: bool,
+}
+
+impl Fetch {
+    /// Parse a fetch command.
+    pub(crate) fn parse(command: &Command) -> Result<Fetch, Status> {
+        let flags = command.dword(13);
+        if flags > 1 {
+            return Err(Status::INVALID_FIELD);
+        }
+        Ok(Fetch { handle: command.quadword(10), offset: command.dword(12), is_kept: flags == 1 })
+    }
+
+    /// The command, for namespace `nsid`.
+    pub fn to_command(self, nsid: u32) -> Command {
+        Command::new(io::FETCH, nsid)
+            .with_quadword(10, self.handle)
+            .with(12, self.offset)
+            .with(13, self.is_kept.into())
+    }
+
+    /// The data of the answer, of exactly `length` bytes: header, bytes of the result, zeros.
+    pub fn encode(self, result: &[u8], sequence: u64, length: usize) -> Vec<u8> {
+        let part = result.get(self.offset as usize..).unwrap_or_default();
+        let part = &part[..part.len().min(length.saturating_sub(size_of::<FetchHeader>()))];
+        let header = FetchHeader {
+            version: VENDOR_VERSION.into(),
+            bytes: (part.len() as u32).into(),
+            total_bytes: (result.len() as u64).into(),
+            sequence: sequence.into(),
+            ..FetchHeader::new_zeroed()
+        };
+        let mut data = Vec::with_capacity(length);
+        data.extend(header.as_bytes());
+        data.extend(part);
+        data.resize(length, 0);
+        data
+    }
+}
+
+/// The first 32 bytes of what a fetch command gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct FetchHeader {
+    /// Version of the format: 1.
+    pub version: U16,
+    reserved_2: [u8; 2],
+    /// Bytes of the result that follow. Zeros fill up the rest.
+    pub bytes: U32,
+    /// Bytes of the whole result.
+    pub total_bytes: U64,
+    /// Frames of the feed up to this one are applied to the rows that were pooled.
+    pub sequence: U64,
+    reserved_24: [u8; 8],
+}
+
+impl FetchHeader {
+    /// The header of an answer, and the bytes that it holds; `None` if it is malformed.
+    pub fn parse(data: &[u8]) -> Option<(FetchHeader, &[u8])> {
+        let (header, rest) = FetchHeader::read_from_prefix(data).ok()?;
+        let part = rest.get(..header.bytes.get() as usize)?;
+        (header.version.get() == VENDOR_VERSION).then_some((header, part))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_have_exactly_the_length_asked_for() {
+        let result: Vec<u8> = (0..100).collect();
+        for (offset, length, expected) in
+            [(0, 132, 0..100), (0, 136, 0..100), (40, 52, 40..60), (100, 40, 0..0), (0, 32, 0..0)]
+        {
+            let fetch = Fetch { handle: 1, offset, is_kept: false };
+            let data = fetch.encode(&result, 77, length);
+            assert_eq!(data.len(), length);
+            let (header, part) = FetchHeader::parse(&data).unwrap();
+            assert_eq!((header.total_bytes.get(), header.sequence.get()), (100, 77));
+            assert_eq!(part, &result[expected]);
+        }
+        assert!(FetchHeader::parse(&[0; 31]).is_none());
+        assert!(FetchHeader::parse(&[0; 32]).is_none(), "version 0");
+    }
+
+    #[test]
+    fn commands_are_parsed_and_unknown_flags_refused() {
+        let fetch = Fetch { handle: u64::MAX - 1, offset: 7, is_kept: true };
+        assert_eq!(Fetch::parse(&fetch.to_command(1)), Ok(fetch));
+        assert_eq!(Fetch::parse(&fetch.to_command(1).with(13, 2)), Err(Status::INVALID_FIELD));
+    }
+}

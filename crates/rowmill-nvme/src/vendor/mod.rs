@@ -1,0 +1,15 @@
+//! Commands of ours on rows: stage, fetch and apply, and the vendor area of Identify Controller by which a host finds
+//! them. `docs/reference/storage-commands.md` says every byte.
+
+mod apply;
+mod area;
+mod fetch;
+mod stage;
+
+pub use apply::{Apply, ApplyBegin, TableSpec, encode_begin, encode_frame};
+pub use area::VendorArea;
+pub use fetch::{Fetch, FetchHeader};
+pub use stage::{Feature, FeatureRequest, Form, Ids, IdsRequest, Pooling, RowDtype, Stage, encode_stage};
+
+/// Version of all layouts here.
+pub const VENDOR_VERSION: u16 = 1;
