@@ -18,6 +18,7 @@ from rowmill.ctr.click_model import build_model, schema_for
 from rowmill.ctr.data import CRITEO, Vocabulary, batches, id_way, load_schema, open_source
 from rowmill.ctr.data.generate import TEACHER_FILE, generate, generated_schema, teacher_scores
 from rowmill.ctr.data.sequences import SEQUENCES_FILE, load_sequences, make_sequences
+from rowmill.ctr.data.source import check_log
 from rowmill.ctr.identity import click_identity
 from rowmill.ctr.metrics import ClickMetrics, ListMetrics
 from rowmill.ctr.models import DIEN
@@ -245,6 +246,7 @@ def _open_data(config: Config, console: Console) -> tuple[Source, Sequences | No
         if not (path / SEQUENCES_FILE).exists():
             console.print(f"Making a log of sequences in {path}", highlight=False, markup=False)
         make_sequences(path, config.sequences)
+    check_log(path)  # Before the columns that the model needs: a missing log has none.
     sequences = load_sequences(path) if config.data.schema is None else None
     schema = CRITEO if config.data.schema is None else load_schema(config.data.schema)
     if config.generate is not None and config.data.schema is None:

@@ -125,6 +125,7 @@ def train(*more: str, data: str = "log0", out: str = "out") -> list[str]:
         (["--schema", "work"], "schema file work cannot be read: Is a directory"),
         (["--data", "work"], "work holds no *.parquet and no *.tsv"),
         (["--data", "nowhere"], "data nowhere does not exist"),
+        (["--data", "nowhere", "--model", "din"], "data nowhere does not exist"),
         (["--data", "/dev/null"], "data /dev/null is a pipe or a device"),
     ],
 )

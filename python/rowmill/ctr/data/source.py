@@ -50,14 +50,7 @@ def open_source(data: Any, schema: Schema = CRITEO) -> Source:
     if not isinstance(data, str | Path):
         return TableSource(any_table_to_arrow(data), schema)
     path = Path(data)
-    if not path.exists():
-        raise DataError(
-            f"data {path} does not exist: pass a Parquet or TSV file, or a folder of them"
-        )
-    if not path.is_dir() and not path.is_file():
-        raise DataError(
-            f"data {path} is a pipe or a device, but a log is read more than once: pass a file"
-        )
+    check_log(path)
     try:
         files = _files(path) if path.is_dir() else [path]
         source = (ParquetSource if _is_parquet(files[0]) else TsvSource)(files, schema)
@@ -66,6 +59,18 @@ def open_source(data: Any, schema: Schema = CRITEO) -> Source:
     if source.rows == 0:
         raise DataError(f"data {path} has no rows")
     return source
+
+
+def check_log(path: Path) -> None:
+    """Raise `DataError` if there is neither a file nor a folder at the path."""
+    if not path.exists():
+        raise DataError(
+            f"data {path} does not exist: pass a Parquet or TSV file, or a folder of them"
+        )
+    if not path.is_dir() and not path.is_file():
+        raise DataError(
+            f"data {path} is a pipe or a device, but a log is read more than once: pass a file"
+        )
 
 
 def columns_of(path: Path) -> list[str] | None:
