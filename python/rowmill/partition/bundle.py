@@ -149,7 +149,7 @@ class Bundle:
         self.close()
 
     def run(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        """Answer a request in this process, by plain torch: what servers are compared with.
+        """Answer a request in this process with plain torch. Answers of servers are compared with it.
 
         Args:
             inputs: Tensors by the names in the signature.
@@ -168,7 +168,7 @@ class Bundle:
         return [values[name] for name in self.signature["outputs"]]
 
     def examples(self) -> list[tuple[dict[str, Tensor], list[Tensor]]]:
-        """The requests that a bundle comes with, and their answers."""
+        """The example requests of the bundle, and their recorded answers."""
         tensors = safetensors.torch.load_file(self.path / "examples.safetensors")
         found: list[tuple[dict[str, Tensor], list[Tensor]]] = []
         for number in range(self.manifest["examples"]):

@@ -61,25 +61,25 @@ def export(
 
     Args:
         module: Any module with embeddings, torch's or stored ones. It is exported in eval mode.
-        examples: Calls of the module, with at least 2 rows each: tuples of arguments, or dicts. The first is the nominal
-            request that bytes are counted for. Dimension 0 of every tensor may differ at run time. A KeyedJaggedTensor X of
-            TorchRec becomes the inputs `X_KEY_values`, `X_KEY_offsets` and, if it has weights, `X_KEY_weights`.
+        examples: Calls of the module, with at least 2 rows each: tuples of arguments, or dicts. Rules count bytes for the
+            first. Dimension 0 of every tensor may differ at run time. A KeyedJaggedTensor X of TorchRec becomes the inputs
+            `X_KEY_values`, `X_KEY_offsets` and, if it has weights, `X_KEY_weights`.
         out: The folder of the bundle; nothing may be there.
         passes: Changes of the graph, applied in this order before the partition.
-        rule: "bytes", the fewest bytes per request, or "prism", colouring from the matrix products.
+        rule: "bytes", the fewest bytes per request, or "prism", the rule of the Prism paper.
         compile: Add the dense half as an AOTInductor package for this kind of machine.
         seeds: Further operators that the dense half must run, such as "mylib::attention".
         cpu_only: Further operators that it must not run.
-        user: Names of inputs that a ranking request gives once; it gives all others once per candidate.
+        user: Names of inputs that a ranking request has once; it has all others once per candidate.
         transform: How raw columns become inputs (`rowmill.partition.transform`), if that is part of the bundle.
         rows: A copy of the rows without optimizer state, which becomes part of the bundle; None: rows are copied.
 
     Returns:
-        What the caller should know of this bundle, a sentence each.
+        Notes on this bundle, one sentence each; empty if nothing is unusual.
 
     Raises:
         BundleExists: Something is at `out`.
-        CannotExport: No graph can hold the module; names operator and source line. Or `compile` needs a C++ compiler.
+        CannotExport: torch.export cannot trace the module; names operator and source line. Or `compile` needs a C++ compiler.
         OSError: The disk is full, or another failure of the system; names the path. Nothing is at `out` then.
     """
     if rule not in ("prism", "bytes"):

@@ -70,7 +70,7 @@ def transform_of(schema: Schema, way: IdWay, inputs: Mapping[str, str]) -> dict[
 
 
 def apply_transform(transform: Mapping[str, Any], table: Any) -> dict[str, Tensor]:
-    """The inputs of a bundle for an Arrow, polars or pandas table of raw columns: what servers are compared with.
+    """The inputs of a bundle for an Arrow, polars or pandas table of raw columns. Servers must compute the same bits.
 
     Ids may be strings in base `id_base`, of which an empty one is a missing value.
 

@@ -69,7 +69,7 @@ class BundleFiles:
         return not any((self.folder / f"{half}.pt2").exists() for half in ("cpu", "post"))
 
     def examples(self) -> Iterator[tuple[list[Named], list[Named]]]:
-        """The requests that the bundle comes with, and their answers, in the order of the signature."""
+        """The example requests of the bundle, and their recorded answers, in the order of the signature."""
         tensors: dict[str, Named] = {}
         library: Any = safetensors
         content = (self.folder / "examples.safetensors").read_bytes()
