@@ -13,6 +13,7 @@ __all__ = [
     "ChangesGone",
     "CheckpointInDoubt",
     "CheckpointMissing",
+    "DataError",
     "ExchangeFailed",
     "FeedFailed",
     "FeedGap",
@@ -24,6 +25,7 @@ __all__ = [
     "RemoteError",
     "RowPlacesExhausted",
     "RowmillError",
+    "ServingError",
     "SpecMismatch",
     "StalenessTimeout",
     "StepConflict",
@@ -76,7 +78,7 @@ class MemoryTooSmall(RowmillError, ValueError):
 
 
 class SpecMismatch(InvalidInput):
-    """A table already exists with another dim, optimizer, initializer or id range."""
+    """A table already exists with another dim, dtype, optimizer, initializer or id range."""
 
 
 class TableMissing(RowmillError, LookupError):
