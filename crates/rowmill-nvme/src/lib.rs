@@ -12,12 +12,13 @@
 //! - A PDU that breaks the protocol ends its connection with a termination request that gives the reason. A command that
 //!   breaks a rule of NVMe gets a status.
 //!
-//! This crate executes no command on blocks or rows, and does no authentication.
+//! This crate executes no command on blocks or rows, and draws no random numbers.
 #![forbid(unsafe_code)]
 // A folder's main type lies in a file with the folder's name.
 #![allow(clippy::module_inception)]
 #![allow(clippy::doc_markdown, reason = "the standard's names, such as NVMe and ICReq, are no items of code")]
 
+mod auth;
 mod command;
 mod controller;
 mod host;
@@ -26,6 +27,7 @@ mod log;
 mod pdu;
 mod vendor;
 
+pub use auth::{AuthError, AuthFailure, ControllerAuth, Hash, HostAuth, Key, KeyError};
 pub use command::{
     Command, Completion, Connect, ConnectData, DISCOVERY_NQN, DataPlace, Nqn, NqnError, Property, Sgl,
     Status, admin, capability, configuration, controller_status, fabrics, io,
@@ -36,8 +38,8 @@ pub use controller::{
     Request, Role, StagedLimits, StagedResults, Subsystem,
 };
 pub use host::{
-    Exchange, HostClosed, HostConnection, HostEvent, HostLimits, Ready, Setup, SetupError, SetupStep,
-    commands,
+    Exchange, HostClosed, HostConnection, HostEvent, HostIdentity, HostLimits, Ready, Setup, SetupError,
+    SetupStep, commands,
 };
 pub use identify::{IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, cns};
 pub use log::{

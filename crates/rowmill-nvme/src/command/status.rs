@@ -74,6 +74,8 @@ statuses! {
     CONNECT_INVALID_PARAMETERS = (1, 0x82, true, "connect: invalid parameters");
     /// Connect: the subsystem does not allow this host.
     CONNECT_INVALID_HOST = (1, 0x84, true, "connect: invalid host");
+    /// The host must authenticate first.
+    AUTHENTICATION_REQUIRED = (1, 0x91, true, "authentication required");
     /// Blocks could not be written.
     WRITE_FAULT = (2, 0x80, false, "write fault");
     /// Blocks or rows could not be read: their checksum is wrong, or the disk fails.

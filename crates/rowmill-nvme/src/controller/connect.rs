@@ -3,6 +3,7 @@ use std::mem::offset_of;
 use zerocopy::FromBytes;
 
 use super::{Request, Role};
+use crate::auth::ControllerAuth;
 use crate::command::{Connect, ConnectData, Nqn, Status};
 
 /// A queue that a host has connected to.
@@ -20,6 +21,8 @@ pub struct Connected {
     pub subsystem: Option<usize>,
     /// What the host may do.
     pub role: Role,
+    /// What the host must prove before it sends other commands; nothing, if it has no key.
+    pub auth: Option<ControllerAuth>,
 }
 
 /// A Connect that is refused.

@@ -12,6 +12,7 @@ use zerocopy::FromZeros;
 
 use super::slot::{Progress, Slot};
 use super::{Answer, Connected};
+use crate::auth::{AUTH_MESSAGE_BYTES_MAX, ControllerAuth, is_security_protocol};
 use crate::command::{Command, Completion, Status, fabrics};
 use crate::pdu::{
     DataLimits, Digests, Fatal, FatalReason, Initialize, Kind, Outbox, Payload, Pdu, Received, Receiver,
@@ -28,7 +29,7 @@ pub struct ConnectionLimits {
     pub held_bytes_max: usize,
     /// Unsent bytes above which no more bytes are consumed.
     pub unsent_bytes_max: usize,
-    /// The time until the host has initialized the connection and sent its Connect.
+    /// The time until the host has initialized the connection, connected its queue, and proved its key if it has one.
     pub setup_time: Duration,
 }
 
@@ -57,6 +58,8 @@ pub enum Closed {
     },
     /// The set-up took too long.
     TimedOut,
+    /// The host did not prove its key, or does not believe this side. It was told.
+    Unauthenticated,
 }
 
 /// What a connection reports.
@@ -68,15 +71,14 @@ pub enum ConnectionEvent {
     Closed(Closed),
 }
 
+/// Of the result of a Connect: the host must authenticate.
+const AUTHENTICATION_BIT: u64 = 1 << 17;
+
 #[derive(Debug)]
 enum Phase {
-    Initializing {
-        deadline: Instant,
-    },
+    Initializing,
     /// Only a Connect is allowed.
-    Unconnected {
-        deadline: Instant,
-    },
+    Unconnected,
     Connected {
         queue: u16,
         entries: u16,
@@ -90,6 +92,9 @@ enum Phase {
 pub struct Connection {
     limits: ConnectionLimits,
     phase: Phase,
+    setup_deadline: Instant,
+    /// What a host with a key must prove.
+    auth: Option<ControllerAuth>,
     receiver: Receiver,
     outbox: Outbox,
     slots: HashMap<u16, Slot>,
@@ -113,7 +118,9 @@ impl Connection {
         let data_limits = DataLimits { command: CAPSULE_DATA_BYTES, transfer: HOST_DATA_BYTES_MAX };
         Connection {
             limits,
-            phase: Phase::Initializing { deadline: now + limits.setup_time },
+            phase: Phase::Initializing,
+            setup_deadline: now + limits.setup_time,
+            auth: None,
             receiver: Receiver::new(Side::Controller, data_limits),
             outbox: Outbox::new(Digests::default(), 4),
             slots: HashMap::new(),
@@ -162,15 +169,19 @@ impl Connection {
         }
         let head = (!connected.is_flow_control_off).then_some(0);
         self.phase = Phase::Connected { queue: connected.queue, entries: connected.entries, head };
-        self.answer(cid, Answer::result(connected.controller.into()));
+        self.auth.clone_from(&connected.auth);
+        let auth = if self.auth.is_some() { AUTHENTICATION_BIT } else { 0 };
+        self.answer(cid, Answer::result(u64::from(connected.controller) | auth));
     }
 
     /// When [`Connection::expire`] must be called, if ever.
     pub fn deadline(&self) -> Option<Instant> {
-        match self.phase {
-            Phase::Initializing { deadline } | Phase::Unconnected { deadline } => Some(deadline),
-            _ => None,
-        }
+        let is_setting_up = match self.phase {
+            Phase::Initializing | Phase::Unconnected => true,
+            Phase::Connected { .. } => self.auth.as_ref().is_some_and(|auth| !auth.is_authenticated()),
+            Phase::Closed => false,
+        };
+        is_setting_up.then_some(self.setup_deadline)
     }
 
     /// End the connection if its set-up takes too long.
@@ -254,9 +265,6 @@ impl Connection {
     }
 
     fn initialize(&mut self, request: &Initialize) -> Result<(), Fatal> {
-        let Phase::Initializing { deadline } = self.phase else {
-            return Err(Fatal::new(FatalReason::SequenceError));
-        };
         if request.version.get() != 0 {
             return Err(Fatal::parameter(field::VERSION));
         }
@@ -272,7 +280,7 @@ impl Connection {
         self.outbox.pdu(Kind::InitializeResponse, 0, &response, None);
         self.outbox.initialized(digests, (usize::from(request.alignment) + 1) * 4);
         self.receiver.initialized(digests);
-        self.phase = Phase::Unconnected { deadline };
+        self.phase = Phase::Unconnected;
         Ok(())
     }
 
@@ -295,12 +303,16 @@ impl Connection {
         match slot {
             Err(status) => self.respond(cid, 0, status.into()),
             Ok(mut slot) => {
+                let mut request = None;
                 match slot.progress {
-                    Progress::Executing => self.events.push_back(ConnectionEvent::Command(slot.request())),
+                    Progress::Executing => request = Some(slot.request()),
                     Progress::InCapsule => self.sink = Some(cid),
                     _ => self.waiting.push_back(cid),
                 }
                 self.slots.insert(cid, slot);
+                if let Some(request) = request {
+                    self.dispatch(request);
+                }
                 self.grant();
             }
         }
@@ -353,8 +365,32 @@ impl Connection {
             if slot.is_damaged {
                 self.answer(cid, Status::TRANSIENT_TRANSPORT_ERROR.into());
             } else {
-                self.events.push_back(ConnectionEvent::Command(slot.request()));
+                let request = slot.request();
+                self.dispatch(request);
             }
+        }
+    }
+
+    /// A command has all its data: the node executes it, unless the host must prove its key first.
+    fn dispatch(&mut self, request: Request) {
+        let Some(auth) = &mut self.auth else {
+            self.events.push_back(ConnectionEvent::Command(request));
+            return;
+        };
+        let answer = match request.command.fabrics_kind() {
+            Some(fabrics::AUTHENTICATION_SEND | fabrics::AUTHENTICATION_RECEIVE) => {
+                authenticate(auth, &request)
+            }
+            _ if auth.is_authenticated() => {
+                self.events.push_back(ConnectionEvent::Command(request));
+                return;
+            }
+            _ => Status::AUTHENTICATION_REQUIRED.into(),
+        };
+        let has_failed = auth.has_failed();
+        self.answer(request.command.cid.get(), answer);
+        if has_failed {
+            self.close(Closed::Unauthenticated);
         }
     }
 
@@ -391,4 +427,20 @@ impl Connection {
             self.outbox.pdu(Kind::Response, 0, &completion, None);
         }
     }
+}
+
+/// Authentication Send or Authentication Receive.
+fn authenticate(auth: &mut ControllerAuth, request: &Request) -> Answer {
+    let bytes = request.data.len().max(request.answer_bytes);
+    if !is_security_protocol(&request.command, bytes) {
+        return Status::INVALID_FIELD.into();
+    }
+    if request.command.fabrics_kind() == Some(fabrics::AUTHENTICATION_SEND) {
+        auth.send(&request.data);
+        return Answer::success();
+    }
+    if request.answer_bytes < AUTH_MESSAGE_BYTES_MAX {
+        return Status::DATA_LENGTH_INVALID.into();
+    }
+    Answer::data(auth.receive())
 }

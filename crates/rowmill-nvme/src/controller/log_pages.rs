@@ -46,7 +46,7 @@ impl Controller {
                 let allowed: Vec<_> = view
                     .subsystems
                     .iter()
-                    .filter(|subsystem| subsystem.hosts.role(&self.host).is_some())
+                    .filter(|subsystem| subsystem.hosts.find(&self.host).is_some())
                     .map(|subsystem| &subsystem.name)
                     .collect();
                 discovery_page(allowed.into_iter(), view.endpoint, view.generation)

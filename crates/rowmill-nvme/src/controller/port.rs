@@ -11,6 +11,7 @@ use super::connect::{self, Parameter, Parsed};
 use super::features::Features;
 use super::registers::{Change, Registers};
 use super::{Answer, Connected, Namespace, Outcome, Refusal, Request, Role, Subsystem};
+use crate::auth::ControllerAuth;
 use crate::command::{DISCOVERY_NQN, Nqn, Status};
 use crate::log::{CHANGED_MAX, Endpoint, ErrorLog, ErrorPlace};
 
@@ -129,12 +130,12 @@ impl Port {
         self.events.pop_front()
     }
 
-    /// Execute a Connect command.
+    /// Execute a Connect command. `seed` is random; a host with a key is challenged with it.
     ///
     /// # Errors
     ///
     /// What the command is to be answered with.
-    pub fn connect(&mut self, now: Instant, request: &Request) -> Result<Connected, Refusal> {
+    pub fn connect(&mut self, now: Instant, request: &Request, seed: [u8; 32]) -> Result<Connected, Refusal> {
         let parsed = connect::parse(request)?;
         let subsystem = if parsed.subsystem.as_str() == DISCOVERY_NQN {
             None
@@ -143,9 +144,9 @@ impl Port {
             Some(index.ok_or(Parameter::Subsystem.refusal())?)
         };
         if parsed.connect.queue == 0 {
-            self.connect_admin(now, &parsed, subsystem)
+            self.connect_admin(now, &parsed, subsystem, seed)
         } else {
-            self.connect_io(&parsed, subsystem)
+            self.connect_io(&parsed, subsystem, seed)
         }
     }
 
@@ -154,11 +155,12 @@ impl Port {
         now: Instant,
         parsed: &Parsed,
         subsystem: Option<usize>,
+        seed: [u8; 32],
     ) -> Result<Connected, Refusal> {
         let (queue_size_max, io_queues_max, role) = match subsystem.map(|index| &self.subsystems[index]) {
             None => (ADMIN_ENTRIES_MAX - 1, 1, Role::Read),
             Some(subsystem) => {
-                let role = subsystem.hosts.role(&parsed.host).ok_or(Status::CONNECT_INVALID_HOST)?;
+                let (role, _) = subsystem.hosts.find(&parsed.host).ok_or(Status::CONNECT_INVALID_HOST)?;
                 (subsystem.io_queue_entries_max - 1, subsystem.io_queues_max, role)
             }
         };
@@ -190,7 +192,7 @@ impl Port {
                 heard: now,
             },
         );
-        Ok(connected(number, parsed, subsystem, role))
+        Ok(self.connected(number, parsed, subsystem, role, seed))
     }
 
     /// A number that no controller has; one that was in use is used again as late as possible.
@@ -201,7 +203,12 @@ impl Port {
         Some(number)
     }
 
-    fn connect_io(&mut self, parsed: &Parsed, subsystem: Option<usize>) -> Result<Connected, Refusal> {
+    fn connect_io(
+        &mut self,
+        parsed: &Parsed,
+        subsystem: Option<usize>,
+        seed: [u8; 32],
+    ) -> Result<Connected, Refusal> {
         let Some(index) = subsystem else { return Err(Parameter::Queue.refusal()) };
         let limits = &self.subsystems[index];
         let controller = self
@@ -224,7 +231,33 @@ impl Port {
         if !controller.registers.is_ready() || !controller.queues.insert(parsed.connect.queue) {
             return Err(Status::SEQUENCE_ERROR.into());
         }
-        Ok(connected(controller.number, parsed, subsystem, controller.role))
+        let (number, role) = (controller.number, controller.role);
+        Ok(self.connected(number, parsed, subsystem, role, seed))
+    }
+
+    fn connected(
+        &self,
+        controller: u16,
+        parsed: &Parsed,
+        subsystem: Option<usize>,
+        role: Role,
+        seed: [u8; 32],
+    ) -> Connected {
+        let auth = subsystem.and_then(|index| {
+            let subsystem = &self.subsystems[index];
+            let (_, key) = subsystem.hosts.find(&parsed.host)?;
+            let (host, name) = (parsed.host.clone(), subsystem.name.clone());
+            Some(ControllerAuth::new(host, name, key?.clone(), subsystem.key.clone(), seed))
+        });
+        Connected {
+            controller,
+            queue: parsed.connect.queue,
+            entries: parsed.connect.queue_size + 1,
+            is_flow_control_off: parsed.connect.is_flow_control_off,
+            subsystem,
+            role,
+            auth,
+        }
     }
 
     /// Execute a command of an admin queue, other than Connect.
@@ -319,17 +352,6 @@ impl Port {
         if let Some(controller) = self.controllers.get_mut(&controller) {
             controller.errors.record(queue, cid, status, place);
         }
-    }
-}
-
-fn connected(number: u16, parsed: &Parsed, subsystem: Option<usize>, role: Role) -> Connected {
-    Connected {
-        controller: number,
-        queue: parsed.connect.queue,
-        entries: parsed.connect.queue_size + 1,
-        is_flow_control_off: parsed.connect.is_flow_control_off,
-        subsystem,
-        role,
     }
 }
 

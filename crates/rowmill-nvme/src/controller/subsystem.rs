@@ -1,4 +1,5 @@
 use super::Namespace;
+use crate::auth::Key;
 use crate::command::Nqn;
 use crate::vendor::VendorArea;
 
@@ -18,6 +19,8 @@ pub struct Host {
     pub name: Nqn,
     /// What it may do.
     pub role: Role,
+    /// The key that it must prove.
+    pub key: Option<Key>,
 }
 
 /// The hosts that may connect to a subsystem.
@@ -30,10 +33,14 @@ pub enum Hosts {
 }
 
 impl Hosts {
-    pub(crate) fn role(&self, name: &Nqn) -> Option<Role> {
+    /// The role and the key of a host that may connect.
+    pub(crate) fn find(&self, name: &Nqn) -> Option<(Role, Option<&Key>)> {
         match self {
-            Hosts::Any(role) => Some(*role),
-            Hosts::Listed(hosts) => hosts.iter().find(|host| host.name == *name).map(|host| host.role),
+            Hosts::Any(role) => Some((*role, None)),
+            Hosts::Listed(hosts) => {
+                let host = hosts.iter().find(|host| host.name == *name)?;
+                Some((host.role, host.key.as_ref()))
+            }
         }
     }
 }
@@ -51,6 +58,8 @@ pub struct Subsystem {
     pub namespaces: Vec<Namespace>,
     /// Its hosts.
     pub hosts: Hosts,
+    /// The key that its controllers prove to hosts with a key that ask for it.
+    pub key: Option<Key>,
     /// Limits of the commands on rows; none, if no namespace holds rows.
     pub area: Option<VendorArea>,
     /// Most I/O queues of one controller.

@@ -6,4 +6,4 @@ mod connection;
 mod setup;
 
 pub use connection::{Exchange, HostClosed, HostConnection, HostEvent, HostLimits};
-pub use setup::{Ready, Setup, SetupError, SetupStep};
+pub use setup::{HostIdentity, Ready, Setup, SetupError, SetupStep};

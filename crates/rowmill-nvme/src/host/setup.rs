@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Exchange, commands};
+use crate::auth::{AuthError, HostAuth, Key};
 use crate::command::{
     Command, Completion, Connect, ConnectData, DISCOVERY_NQN, Nqn, Property, Status, capability,
     configuration, controller_status,
@@ -12,6 +13,8 @@ use crate::command::{
 use crate::identify::{EVENT_NAMESPACE, IDENTIFY_BYTES, IdentifyController, cns};
 use crate::vendor::VendorArea;
 
+/// Of the result of a Connect: the host must authenticate, with or without a secure channel.
+const AUTHENTICATION_BITS: u64 = 3 << 17;
 /// Entries of an admin queue.
 const ADMIN_ENTRIES: u16 = 32;
 /// The status register is read again after this.
@@ -31,6 +34,19 @@ pub enum SetupStep {
     },
     /// The controller is ready.
     Ready(Box<Ready>),
+}
+
+/// What a host is known by.
+#[derive(Clone, Debug)]
+pub struct HostIdentity {
+    /// Its name.
+    pub name: Nqn,
+    /// A UUID of the machine.
+    pub id: [u8; 16],
+    /// The key that it proves to controllers that ask for it.
+    pub key: Option<Key>,
+    /// The key that controllers must prove. A controller that asks for no authentication is refused.
+    pub controller_key: Option<Key>,
 }
 
 /// A controller that is ready for I/O queues.
@@ -65,6 +81,17 @@ pub enum SetupError {
     /// The controller did not become ready in the time that it announces.
     #[error("the controller is not ready after {0:?}, the time that it announces")]
     NotReady(Duration),
+    /// The controller asks for authentication.
+    #[error("the controller asks for authentication: set the key of this host")]
+    NoKey,
+    /// The controller need not authenticate, but its key is set.
+    #[error(
+        "the controller asks for no authentication, so it cannot prove its key: remove the controller's key"
+    )]
+    NoAuthentication,
+    /// Authentication failed.
+    #[error(transparent)]
+    Auth(#[from] AuthError),
     /// Data of a command has a wrong length or a wrong digest.
     #[error("{command} gave damaged data")]
     Damaged {
@@ -76,6 +103,7 @@ pub enum SetupError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Connect,
+    Authenticate,
     Capabilities,
     Enable,
     WaitReady { until: Instant },
@@ -89,6 +117,7 @@ impl Stage {
     fn name(self) -> &'static str {
         match self {
             Stage::Connect => "Connect",
+            Stage::Authenticate => "authentication",
             Stage::Capabilities | Stage::WaitReady { .. } => "Property Get",
             Stage::Enable => "Property Set",
             Stage::Identify => "Identify Controller",
@@ -101,26 +130,35 @@ impl Stage {
 /// The way to a controller that is ready.
 #[derive(Debug)]
 pub struct Setup {
-    host: Nqn,
-    host_id: [u8; 16],
+    host: HostIdentity,
     subsystem: Nqn,
     keep_alive_ms: u32,
     io_queues: u16,
+    seed: [u8; 32],
     stage: Stage,
+    auth: Option<HostAuth>,
     ready_timeout: Duration,
     ready: Ready,
 }
 
 impl Setup {
-    /// A way to a new controller of `subsystem` with up to `io_queues` I/O queues.
-    pub fn new(host: Nqn, host_id: [u8; 16], subsystem: Nqn, keep_alive_ms: u32, io_queues: u16) -> Setup {
+    /// A way to a new controller of `subsystem` with up to `io_queues` I/O queues. `seed` is random, and used for this
+    /// admin queue only.
+    pub fn new(
+        host: HostIdentity,
+        subsystem: Nqn,
+        keep_alive_ms: u32,
+        io_queues: u16,
+        seed: [u8; 32],
+    ) -> Setup {
         Setup {
             host,
-            host_id,
             subsystem,
             keep_alive_ms,
             io_queues,
+            seed,
             stage: Stage::Connect,
+            auth: None,
             ready_timeout: Duration::ZERO,
             ready: Ready::default(),
         }
@@ -151,8 +189,24 @@ impl Setup {
     }
 
     fn connect(&self, connect: Connect, controller: u16) -> SetupStep {
-        let data = ConnectData::new(self.host_id, controller, &self.subsystem, &self.host);
+        let data = ConnectData::new(self.host.id, controller, &self.subsystem, &self.host.name);
         send(connect.to_command(), Exchange::Send(data.as_bytes().to_vec()))
+    }
+
+    /// What must be proved on a queue whose Connect has this completion; `None` if nothing. `seed` is random, and used
+    /// for this queue only.
+    ///
+    /// # Errors
+    ///
+    /// [`SetupError::NoKey`] and [`SetupError::NoAuthentication`].
+    pub fn authenticate(&self, connect: &Completion, seed: [u8; 32]) -> Result<Option<HostAuth>, SetupError> {
+        if connect.result.get() & AUTHENTICATION_BITS == 0 {
+            let is_trusted = self.host.controller_key.is_none();
+            return if is_trusted { Ok(None) } else { Err(SetupError::NoAuthentication) };
+        }
+        let key = self.host.key.clone().ok_or(SetupError::NoKey)?;
+        let (host, subsystem) = (self.host.name.clone(), self.subsystem.clone());
+        Ok(Some(HostAuth::new(host, subsystem, key, self.host.controller_key.clone(), seed)))
     }
 
     /// The step after the last one has completed.
@@ -180,7 +234,17 @@ impl Setup {
         let (stage, step) = match self.stage {
             Stage::Connect => {
                 self.ready.controller = result as u16;
-                (Stage::Capabilities, send(Property::Capabilities.get(), Exchange::None))
+                self.auth = self.authenticate(completion, self.seed)?;
+                let first = self.auth.as_ref().map(HostAuth::start);
+                first.map_or_else(authenticated, |(command, exchange)| {
+                    (Stage::Authenticate, send(command, exchange))
+                })
+            }
+            Stage::Authenticate => {
+                let next = self.auth.as_mut().map_or(Ok(None), |auth| auth.next(data))?;
+                next.map_or_else(authenticated, |(command, exchange)| {
+                    (Stage::Authenticate, send(command, exchange))
+                })
             }
             Stage::Capabilities => {
                 let halves = u32::from(capability::ready_timeout_halves(result)) + 1;
@@ -242,6 +306,10 @@ impl Setup {
     fn finish(&mut self) -> SetupStep {
         SetupStep::Ready(Box::new(std::mem::take(&mut self.ready)))
     }
+}
+
+fn authenticated() -> (Stage, SetupStep) {
+    (Stage::Capabilities, send(Property::Capabilities.get(), Exchange::None))
 }
 
 fn send(command: Command, exchange: Exchange) -> SetupStep {

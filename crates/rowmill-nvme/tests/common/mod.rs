@@ -14,6 +14,13 @@ pub(crate) const ROWS: u32 = 2;
 pub(crate) const INACTIVE: u32 = 3;
 pub(crate) const PROTECTED: u32 = 4;
 pub(crate) const HOST_ID: [u8; 16] = [9; 16];
+/// In place of random numbers.
+pub(crate) const SEED: [u8; 32] = [3; 32];
+/// The host that must prove its key to subsystem 3.
+pub(crate) const WITH_KEY: u8 = 102;
+pub(crate) const HOST_KEY: &str = "DHHC-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+pub(crate) const CONTROLLER_KEY: &str =
+    "DHHC-1:00:ZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXp7fH1+f4CBgoOEhYaHiImKi4yNjo+QkZKTvGwQfg==:";
 pub(crate) const CONTROLLERS_MAX: usize = 2;
 pub(crate) const IO_QUEUES_MAX: u16 = 3;
 pub(crate) const ENTRIES_MAX: u16 = 16;
@@ -32,6 +39,14 @@ pub(crate) const IDS_END: u64 = 1000;
 
 pub(crate) fn nqn(number: u8) -> Nqn {
     Nqn::from_uuid([number; 16])
+}
+
+pub(crate) fn key(text: &str) -> Key {
+    text.parse().unwrap()
+}
+
+pub(crate) fn identity(number: u8) -> HostIdentity {
+    HostIdentity { name: nqn(number), id: HOST_ID, key: None, controller_key: None }
 }
 
 pub(crate) fn namespace(number: u32, content: Content) -> Namespace {
@@ -57,17 +72,20 @@ pub(crate) fn subsystem(number: u8) -> Subsystem {
             namespace(PROTECTED, Content::Blocks),
         ],
         hosts: Hosts::Any(Role::Write),
+        key: None,
         area: Some(VendorArea::new(64, 4, 1 << 20, 60)),
         io_queues_max: IO_QUEUES_MAX,
         io_queue_entries_max: ENTRIES_MAX,
     }
 }
 
-/// Subsystem 1 lets every host write, 2 lets every host read, 3 lets host 100 in.
+/// Subsystem 1 lets every host write, 2 lets every host read, 3 lets two hosts in.
 fn port() -> Port {
     let mut subsystems: Vec<_> = (1..=3).map(subsystem).collect();
     subsystems[1].hosts = Hosts::Any(Role::Read);
-    subsystems[2].hosts = Hosts::Listed(vec![Host { name: nqn(100), role: Role::Write }]);
+    let host = |number, key| Host { name: nqn(number), role: Role::Write, key };
+    subsystems[2].hosts = Hosts::Listed(vec![host(100, None), host(WITH_KEY, Some(key(HOST_KEY)))]);
+    subsystems[2].key = Some(key(CONTROLLER_KEY));
     let endpoint = Endpoint { address: [127, 0, 0, 1].into(), port: 4420 };
     Port::new(endpoint, subsystems, CONTROLLERS_MAX)
 }
@@ -154,7 +172,7 @@ impl Node {
     fn execute(&mut self, now: Instant, index: usize, request: &Request) {
         let cid = request.command.cid.get();
         let Some(connected) = self.connections[index].connected.clone() else {
-            match self.port.connect(now, request) {
+            match self.port.connect(now, request, SEED) {
                 Ok(connected) => {
                     self.connections[index].connection.accept(cid, &connected);
                     self.connections[index].connected = Some(connected);
@@ -421,10 +439,20 @@ pub(crate) fn connect_admin(
     piece_max: usize,
     subsystem: &Nqn,
 ) -> Result<(Link, Setup, Ready), SetupError> {
+    let setup = Setup::new(identity(100), subsystem.clone(), 5000, 2, [4; 32]);
+    connect_with(node, now, digests, piece_max, setup)
+}
+
+pub(crate) fn connect_with(
+    node: &mut Node,
+    now: Instant,
+    digests: Digests,
+    piece_max: usize,
+    mut setup: Setup,
+) -> Result<(Link, Setup, Ready), SetupError> {
     let mut link = Link::open(node, now, digests, piece_max, 5);
     link.pump(node, now);
     assert_eq!(link.events.pop_front(), Some(HostEvent::Initialized));
-    let mut setup = Setup::new(nqn(100), HOST_ID, subsystem.clone(), 5000, 2);
     let mut step = setup.start();
     loop {
         match step {

@@ -78,7 +78,14 @@ pub(crate) fn recordings() -> Vec<Recording> {
     for bits in 0..4 {
         let digests = Digests { header: bits & 1 == 1, data: bits & 2 == 2 };
         let tape = || Tape::new(now, digests);
-        all.extend([admin(tape()), discovery(tape()), blocks_only(tape()), rows(tape()), read_only(tape())]);
+        all.extend([
+            admin(tape()),
+            discovery(tape()),
+            with_keys(tape()),
+            blocks_only(tape()),
+            rows(tape()),
+            read_only(tape()),
+        ]);
         all.extend(refused(&tape));
     }
     all
@@ -128,6 +135,25 @@ fn discovery(mut tape: Tape) -> Recording {
     let log = commands::log_page(page::DISCOVERY, 0, 0, 4096, false);
     tape.expect(&mut link, log, Exchange::Receive(4096), Status::SUCCESS);
     tape.expect(&mut link, commands::set_async_events(1 << 31), Exchange::None, Status::SUCCESS);
+    tape.end(link)
+}
+
+fn with_keys(mut tape: Tape) -> Recording {
+    let (key, controller_key) = (Some(key(HOST_KEY)), Some(key(CONTROLLER_KEY)));
+    let host = HostIdentity { key, controller_key, ..identity(WITH_KEY) };
+    let mut link = Link::open(&mut tape.node, tape.now, tape.digests, 1 << 20, 1);
+    link.pump(&mut tape.node, tape.now);
+    link.events.clear();
+    let setup = Setup::new(host, nqn(3), 5000, 2, [4; 32]);
+    let SetupStep::Send { command, exchange, .. } = setup.start() else { unreachable!() };
+    let (connected, _) = link.call(&mut tape.node, tape.now, command, exchange);
+    tape.expect(&mut link, commands::keep_alive(), Exchange::None, Status::AUTHENTICATION_REQUIRED);
+    let mut auth = setup.authenticate(&connected, [4; 32]).unwrap().unwrap();
+    let mut next = Some(auth.start());
+    while let Some((command, exchange)) = next {
+        next = auth.next(&link.call(&mut tape.node, tape.now, command, exchange).1).unwrap();
+    }
+    tape.expect(&mut link, Property::Version.get(), Exchange::None, Status::SUCCESS);
     tape.end(link)
 }
 
