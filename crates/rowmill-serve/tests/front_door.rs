@@ -75,7 +75,10 @@ fn refusals_failures_and_late_answers_have_their_status() {
     let late = door.infer(&request(&json!([1, 2, 3, 4]), REFUSED), &[]);
     assert_eq!((late.0, late.error()), (429, "its deadline is in 3ms".into()));
     let dropped = door.infer(&request(&json!([1, 2, 3, 4]), DROPPED), &[]);
-    assert_eq!((dropped.0, dropped.error()), (500, "the model dropped the request without an answer".into()));
+    assert_eq!(
+        (dropped.0, dropped.error()),
+        (500, "the model dropped the request without an answer: see the worker's log".into())
+    );
     let mut slow = request(&json!([1, 2, 3, 4]), LATE);
     slow["parameters"] = json!({ "timeout": "20000" });
     let slow = door.infer(&slow, &[]);
@@ -214,7 +217,7 @@ fn wrong_columns_are_refused_with_the_reason() {
         (with("data", json!(["x"])), "column \"price\": a value of data is \"x\", must be FP32"),
         (
             with("parameters", json!({"binary_data_size": 4})),
-            "column \"price\": data is given beside binary_data_size, must be one of them",
+            "column \"price\": data is given beside binary_data_size, must be given alone",
         ),
         (
             json!([{"name": "price", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 3}}]),

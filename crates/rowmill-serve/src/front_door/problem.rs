@@ -56,7 +56,10 @@ impl Problem {
 
     /// The model's function gave no answer.
     pub(super) fn dropped() -> Self {
-        Self::new(Kind::Failed, "the model dropped the request without an answer".into())
+        Self::new(
+            Kind::Failed,
+            "the model dropped the request without an answer: see the worker's log".into(),
+        )
     }
 
     /// The model's function refused or failed.

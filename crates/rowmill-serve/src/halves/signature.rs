@@ -40,7 +40,7 @@ impl Signature {
             Failure::new(Status::Failed, format!("signature.json cannot be read: {error}"))
         })?;
         if signature.outputs.iter().any(Option::is_none) {
-            return Err(Failure::new(Status::Failed, "an output is None: return tensors alone"));
+            return Err(Failure::new(Status::Failed, "an output is None: return only tensors"));
         }
         Ok(signature)
     }

@@ -40,7 +40,7 @@ impl Target {
             return Err(wrong("give the port"));
         }
         if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
-            return Err(wrong("give no path, the model has an argument of its own"));
+            return Err(wrong("leave out the path: the model is a separate argument"));
         }
         if model.is_empty() || !model.bytes().all(|byte| byte.is_ascii_graphic() && !b"/?#%".contains(&byte))
         {

@@ -61,7 +61,7 @@ impl Column {
             });
             let text = text.ok_or_else(|| {
                 Failure::invalid(format!(
-                    "column {name:?}, row {row}: {} bytes are left, which hold no text behind its length",
+                    "column {name:?}, row {row}: {} bytes are left, too few for the length of a text and the text",
                     rest.len()
                 ))
             })?;

@@ -40,7 +40,7 @@ impl Incoming {
         match flag {
             0 => {}
             1 => {
-                let text = "compressed messages are unsupported: send them as they are";
+                let text = "compressed messages are unsupported: send them uncompressed";
                 return Err(Problem::new(Kind::Unsupported, text.into()));
             }
             _ => return Err(Problem::invalid(format!("the flag of the message is {flag}, must be 0"))),

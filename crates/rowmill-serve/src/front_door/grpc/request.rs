@@ -101,7 +101,7 @@ fn fit_input(
         return Ok((elements, shape, Buffer::from(&data[..])));
     };
     if input.contents.is_some() {
-        return Err(slot.wrong("contents", "given beside raw_input_contents", "one of them"));
+        return Err(slot.wrong("contents", "given beside raw_input_contents", "given alone"));
     }
     if let Some(bytes) = bytes.filter(|&bytes| bytes != raw.len()) {
         return Err(slot.wrong("the number of raw bytes", raw.len(), format_args!("{bytes} for its shape")));

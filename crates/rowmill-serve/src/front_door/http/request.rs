@@ -71,7 +71,7 @@ fn parse_input(
     let size = &parameters["binary_data_size"];
     if !size.is_null() {
         if !input["data"].is_null() {
-            return Err(slot.wrong("data", "given beside binary_data_size", "one of them"));
+            return Err(slot.wrong("data", "given beside binary_data_size", "given alone"));
         }
         let given = size.as_u64().filter(|&given| bytes.is_none_or(|bytes| bytes as u64 == given));
         let Some(given) = given.map(|given| given as usize).filter(|&given| given <= binary.len()) else {
