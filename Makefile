@@ -56,7 +56,7 @@ train: setup ## Set up, then train a DLRM on a generated click log, with memory 
 	$(VENV)/bin/rowmill train --config examples/quickstart.toml
 
 .PHONY: serve-demo
-serve-demo: setup ## Serve the demo's model in two processes and ask it over HTTP and gRPC; trains it unless its run is there
+serve-demo: setup ## Serve the demo's model in two processes, send requests over HTTP and gRPC; trains it first if it is missing
 	$(VENV)/bin/python examples/serve_demo.py
 
 .PHONY: setup
