@@ -26,8 +26,10 @@ const LOOK: Duration = Duration::from_millis(100);
 /// A request is given up after this many times its SLO, and after `PATIENCE_MIN` at least.
 const PATIENCE_SLOS: u32 = 10;
 const PATIENCE_MIN: Duration = Duration::from_secs(5);
-/// Pause of a sender whose request found no server, which would otherwise fail again at once.
-const PAUSE: Duration = Duration::from_millis(10);
+/// Pause of a sender of a closed loop after a refusal or a failure. It doubles each time until there is an answer, as in clients
+/// that expect to be answered later.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_millis(640);
 
 /// What all senders of a run share.
 struct Run {
@@ -129,13 +131,18 @@ async fn closed_loop(run: &Arc<Run>, senders: usize, end: Duration) -> Result<()
         let run = Arc::clone(run);
         tasks.spawn(async move {
             let mut connection = Connection::new(Arc::clone(&run.target));
+            let mut pause = PAUSE_MIN;
             loop {
                 let at = run.start.elapsed();
                 if at >= end {
                     return;
                 }
-                if run.send(&mut connection, at).await == Verdict::Failed {
-                    sleep(PAUSE).await;
+                match run.send(&mut connection, at).await {
+                    Verdict::Answered => pause = PAUSE_MIN,
+                    Verdict::Refused | Verdict::Failed => {
+                        sleep(pause).await;
+                        pause = (2 * pause).min(PAUSE_MAX);
+                    }
                 }
             }
         });
