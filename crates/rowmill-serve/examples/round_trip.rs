@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use rowmill_serve::{
-    Address, Arena, Buffer, Client, ClientOptions, DType, Limits, Listener, Serving, Tensor, TensorName,
-    serve,
+    Address, Arena, Buffer, Client, ClientOptions, DType, Incoming, Limits, Listener, Serving, Tensor,
+    TensorName, serve,
 };
 use rowmill_server::{Exposure, Server};
 
@@ -63,7 +63,7 @@ fn dense(address: &Address, copied: bool) -> Result<(), Box<dyn Error>> {
         connections_max: 8,
         in_flight_max: 64,
     };
-    server.handle().spawn(serve(listener, serving, server.drain().clone(), move |incoming| {
+    server.handle().spawn(serve(listener, serving, server.drain().clone(), move |incoming: Incoming| {
         if copied {
             let payload = copy(&arena, &incoming.request.tensors[0].data).expect("the arena has room");
             std::hint::black_box(&*payload);

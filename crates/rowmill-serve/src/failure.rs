@@ -1,6 +1,6 @@
 //! Why a request has no answer.
 
-use crate::{ArenaError, CallError, Status};
+use crate::{ArenaError, CallError, Refusal, Status};
 
 /// A status for programs and a text for people.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,5 +44,17 @@ impl From<CallError> for Failure {
             _ => Status::Draining,
         };
         Self::new(status, error.to_string())
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        let status = match refusal {
+            Refusal::TooLarge { .. } => Status::Invalid,
+            Refusal::Full { .. } => Status::Full,
+            Refusal::Closed => Status::Draining,
+            _ => Status::Late,
+        };
+        Self::new(status, refusal.to_string())
     }
 }

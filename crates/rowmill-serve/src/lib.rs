@@ -16,7 +16,9 @@ mod transport;
 mod worker;
 
 pub use arena::{Arena, ArenaError, Buffer, Lease};
-pub use batching::{Batch, BatchLimits, Batcher, Dispatcher, Job, Next, Refusal, Refused, ServiceTime};
+pub use batching::{
+    Batch, BatchLimits, Batcher, Dispatcher, Job, Next, Place, Refusal, Refused, Reservation, ServiceTime,
+};
 pub use failure::Failure;
 pub use front_door::{Answer, Ask, FrontDoor, Given, Model, TensorSpec};
 pub use halves::{Program, Task, TopK};
@@ -29,6 +31,7 @@ pub use metrics::{Exposition, ModelMetrics};
 pub use per::Per;
 pub use transform::{Column, ColumnKind, ColumnSpec, Elements};
 pub use transport::{
-    Address, AddressError, CallError, Client, ClientOptions, Incoming, Listener, Replier, Serving, serve,
+    Address, AddressError, Answers, CallError, Client, ClientOptions, Incoming, Listener, Replier, Reserved,
+    Serving, serve,
 };
 pub use worker::{Bundle, Worker, WorkerOptions};

@@ -13,7 +13,7 @@ use rowmill_store::Store;
 use tokio::runtime::Handle;
 
 use crate::front_door::{FrontDoor, Model};
-use crate::halves::{Dense, DenseHalf, Half, LookupThreads, Program, Served, Signature, serve_dense};
+use crate::halves::{Dense, DenseHalf, Half, LookupThreads, Program, Remote, Served, Signature, serve_dense};
 use crate::metrics::{Exposition, HalfMetrics};
 use crate::page::{self, Shown};
 use crate::plan::{Plan, Weights};
@@ -190,7 +190,7 @@ impl Worker {
                 let options = ClientOptions { limits, ..ClientOptions::default() };
                 let client = Client::new(address.clone(), bundle.program, self.arena.clone(), options);
                 halves.push(("dense", address.to_string()));
-                Some(Dense::There(client))
+                Some(Dense::There(Remote::new(client)))
             }
             (Some(_), None) => {
                 let program = self.program(self.batches(&signature), &metrics.dense);
@@ -201,16 +201,9 @@ impl Worker {
         };
         let transform = bundle.transform(&signature)?;
         let (threads, arena) = (self.threads.clone(), self.arena.clone());
-        let served = Arc::new(Served {
-            signature,
-            transform,
-            threads,
-            arena,
-            cpu,
-            dense,
-            post,
-            metrics: Arc::clone(&metrics),
-        });
+        let halves_of_model = [cpu, post];
+        let served =
+            Arc::new(Served::new(signature, transform, threads, arena, halves_of_model, dense, &metrics));
         let model = served.model(&bundle.version, &self.runtime);
         halves.sort_by_key(|&(name, _)| ["cpu", "dense", "post"].iter().position(|&half| half == name));
         self.shown.lock().push(Shown { metrics, loaded: Arc::clone(&model.loaded), halves });

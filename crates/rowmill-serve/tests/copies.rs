@@ -89,7 +89,7 @@ fn eight_mebibytes_travel_without_a_copy_in_user_space() {
 
     let folder = tempfile::tempdir().unwrap();
     for address in addresses(folder.path()) {
-        let dense = Dense::start(&address, arena(), 4, |incoming| {
+        let dense = Dense::start(&address, arena(), 4, |incoming: rowmill_serve::Incoming| {
             let sum: u64 = incoming.request.tensors[0].data.iter().map(|&byte| u64::from(byte)).sum();
             assert_eq!(sum, 7 * BYTES as u64);
             incoming.replier.reply(incoming.request.tensors);

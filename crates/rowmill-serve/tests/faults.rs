@@ -23,7 +23,7 @@ fn child() {
     let Ok(address) = std::env::var(ADDRESS) else { return };
     let arena = arena();
     let (from, unanswered) = (arena.clone(), parking_lot::Mutex::new(Vec::new()));
-    let dense = Dense::start(&address.parse().unwrap(), arena, 64, move |incoming| {
+    let dense = Dense::start(&address.parse().unwrap(), arena, 64, move |incoming: Incoming| {
         if incoming.request.tensors.is_empty() {
             unanswered.lock().push(incoming);
         } else {
@@ -159,9 +159,10 @@ fn a_stopped_peer_costs_deadlines_and_then_its_connection() {
 fn garbage_ends_its_connection_and_no_other() {
     let arena_of_dense = arena();
     let from = arena_of_dense.clone();
-    let dense = Dense::start(&Address::Tcp("127.0.0.1:0".into()), arena_of_dense, 64, move |incoming| {
-        echo(&from, incoming);
-    });
+    let dense =
+        Dense::start(&Address::Tcp("127.0.0.1:0".into()), arena_of_dense, 64, move |incoming: Incoming| {
+            echo(&from, incoming);
+        });
     let Address::Tcp(address) = &dense.address else { unreachable!("the address is tcp") };
     let mine = arena();
     let client = dense.client(&mine);
@@ -205,7 +206,7 @@ fn garbage_ends_its_connection_and_no_other() {
 fn shared_tensors_need_shared_memory_that_holds_them() {
     let folder = tempfile::tempdir().unwrap();
     let [_, address] = addresses(folder.path());
-    let dense = Dense::start(&address, arena(), 64, |incoming| incoming.replier.reply(Vec::new()));
+    let dense = Dense::start(&address, arena(), 64, |incoming: Incoming| incoming.replier.reply(Vec::new()));
     let Address::Shm(path) = &dense.address else { unreachable!("the address is shm") };
     // A peer that sends no memory with its hello, and one tensor of 5000 bytes at every kind of offset.
     let message = |kind, tensors| Message {
@@ -227,6 +228,7 @@ fn shared_tensors_need_shared_memory_that_holds_them() {
         request.truncate(request.len() - 5000);
         request[HEADER_BYTES + 4] = 2;
         request[HEADER_BYTES + 8..HEADER_BYTES + 16].copy_from_slice(&offset.to_le_bytes());
+        request[HEADER_BYTES + 16..HEADER_BYTES + 20].fill(0);
         let crc = rowmill_io::crc32c(&request[HEADER_BYTES..]);
         request[56..60].copy_from_slice(&crc.to_le_bytes());
         let crc = rowmill_io::crc32c(&request[..60]);

@@ -11,7 +11,7 @@ use rowmill_serve::*;
 
 fn golden(name: &str) -> Vec<u8> {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
-    std::fs::read(folder.join(format!("{name}-1.bin"))).unwrap()
+    std::fs::read(folder.join(format!("{name}-2.bin"))).unwrap()
 }
 
 fn message(kind: Kind, id: u64, program: u64, tensors: Vec<Tensor>) -> Message {
@@ -37,7 +37,7 @@ impl From<&str> for Name {
     }
 }
 
-fn messages() -> [(&'static str, Message); 5] {
+fn messages() -> [(&'static str, Message); 6] {
     let trace = std::array::from_fn(|at| at as u8);
     let offsets: Vec<u8> = [0_i64, 2, 5].iter().flat_map(|offset| offset.to_le_bytes()).collect();
     let scores: Vec<u8> = [1_f32, -0.5].iter().flat_map(|score| score.to_le_bytes()).collect();
@@ -62,12 +62,14 @@ fn messages() -> [(&'static str, Message); 5] {
     let reply = message(Kind::Reply, 9, 5, vec![tensor(0, DType::BFloat16, &[2, 2], &halves)]);
     let reason = b"its deadline is in 3ms";
     let text = tensor(0, DType::UInt8, &[reason.len() as u64], reason);
+    let reserve = message(Kind::Reserve, 9, 5, vec![tensor(0, DType::UInt8, &[64, 0], &[])]);
     [
         ("hello", message(Kind::Hello, 0, 0x1122_3344_5566_7788, vec![])),
         ("request", request),
         ("reply", Message { trace, ..reply }),
         ("failure", Message { trace, status: Status::Late, ..message(Kind::Failure, 9, 5, vec![text]) }),
         ("release", message(Kind::Release, 77, 0, vec![])),
+        ("reserve", Message { trace, time_left: Duration::from_millis(250), ..reserve }),
     ]
 }
 
@@ -101,14 +103,14 @@ fn read_all(mut bytes: &[u8]) -> Message {
 }
 
 #[test]
-fn version_1_is_written() {
+fn version_2_is_written() {
     for (name, message) in messages() {
         assert_eq!(encode(&message), golden(name), "{name}");
     }
 }
 
 #[test]
-fn version_1_is_read() {
+fn version_2_is_read() {
     for (name, message) in messages() {
         assert_equal(&read_all(&golden(name)), &message);
     }
@@ -159,7 +161,7 @@ fn a_damaged_payload_spoils_its_message_alone() {
 fn errors_name_what_is_wrong() {
     let other_version = {
         let mut bytes = golden("hello");
-        bytes[4] = 2;
+        bytes[4] = 1;
         bytes
     };
     let one = Limits { tensors_max: 4, ..Limits::default() };
@@ -173,7 +175,7 @@ fn errors_name_what_is_wrong() {
         (
             other_version,
             Limits::default(),
-            "the peer sends messages of version 2, this build reads version 1",
+            "the peer sends messages of version 1, this build reads version 2",
         ),
         (golden("request"), one, "the message has 5 tensors, the limit is 4"),
         (golden("request"), small, "bytes of payloads, the limit is 5000"),

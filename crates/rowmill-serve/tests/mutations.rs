@@ -87,6 +87,7 @@ fn originals() -> Vec<Vec<u8>> {
         message(Kind::Reply, Status::Ok, zero, small),
         message(Kind::Failure, Status::Late, zero, vec![tensor(TensorName::Number(0), DType::UInt8, &[20])]),
         message(Kind::Release, Status::Ok, zero, vec![]),
+        message(Kind::Reserve, Status::Ok, soon, vec![tensor(TensorName::Number(0), DType::UInt8, &[64, 0])]),
     ]
     .iter()
     .map(encode)

@@ -24,7 +24,7 @@ fn each_transport(test: impl Fn(&Address)) {
 fn echoing(address: &Address) -> Dense {
     let arena = arena();
     let from = arena.clone();
-    Dense::start(address, arena, 64, move |incoming| echo(&from, incoming))
+    Dense::start(address, arena, 64, move |incoming: Incoming| echo(&from, incoming))
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn tensors_of_shared_memory_are_read_where_they_lie() {
     let requests = Arc::clone(&received);
     let arena_of_dense = arena();
     let [_, address] = addresses(folder.path());
-    let dense = Dense::start(&address, arena_of_dense.clone(), 64, move |incoming| {
+    let dense = Dense::start(&address, arena_of_dense.clone(), 64, move |incoming: Incoming| {
         requests.lock().push(incoming.request.tensors);
         incoming.replier.reply(Vec::new());
     });
@@ -78,7 +78,8 @@ fn tensors_of_shared_memory_are_read_where_they_lie() {
 fn replies_find_their_calls_in_any_order() {
     each_transport(|address| {
         let (sender, requests) = mpsc::channel();
-        let dense = Dense::start(address, arena(), 64, move |incoming| sender.send(incoming).unwrap());
+        let dense =
+            Dense::start(address, arena(), 64, move |incoming: Incoming| sender.send(incoming).unwrap());
         let reverse = std::thread::spawn(move || {
             for _ in 0..4 {
                 let mut burst: Vec<Incoming> = requests.iter().take(16).collect();
@@ -110,7 +111,7 @@ fn replies_find_their_calls_in_any_order() {
 #[test]
 fn refusals_and_failures_say_why() {
     each_transport(|address| {
-        let dense = Dense::start(address, arena(), 64, |incoming| {
+        let dense = Dense::start(address, arena(), 64, |incoming: Incoming| {
             match incoming.request.tensors.len() {
                 0 => incoming.replier.fail(Status::Late, "its deadline is in 3ms"),
                 1 => incoming.replier.fail(Status::Failed, &"\u{e4}".repeat(5000)),
@@ -158,7 +159,8 @@ fn refusals_and_failures_say_why() {
 fn a_deadline_ends_a_call_and_a_late_reply_harms_none() {
     each_transport(|address| {
         let (sender, requests) = mpsc::channel();
-        let dense = Dense::start(address, arena(), 64, move |incoming| sender.send(incoming).unwrap());
+        let dense =
+            Dense::start(address, arena(), 64, move |incoming: Incoming| sender.send(incoming).unwrap());
         let mine = arena();
         let client = dense.client(&mine);
         let call = client.call(vec![bytes(&mine, 0, 10_000, 0)], [0; 16], by(Duration::from_millis(20)));
@@ -184,7 +186,7 @@ fn a_deadline_ends_a_call_and_a_late_reply_harms_none() {
 #[test]
 fn a_full_arena_refuses_the_request_and_keeps_the_connection() {
     let small = Arena::new(64 << 10).unwrap();
-    let dense = Dense::start(&Address::Tcp("127.0.0.1:0".into()), small, 64, |incoming| {
+    let dense = Dense::start(&Address::Tcp("127.0.0.1:0".into()), small, 64, |incoming: Incoming| {
         incoming.replier.reply(Vec::new());
     });
     let mine = arena();
@@ -213,7 +215,7 @@ fn requests_beyond_the_limit_in_flight_are_not_read() {
         let open = Arc::new(AtomicUsize::new(0));
         let (sender, requests) = mpsc::channel();
         let counted = Arc::clone(&open);
-        let dense = Dense::start(address, arena(), 3, move |incoming| {
+        let dense = Dense::start(address, arena(), 3, move |incoming: Incoming| {
             assert!(counted.fetch_add(1, SeqCst) < 3, "four requests at once");
             sender.send(incoming).unwrap();
         });
@@ -244,7 +246,8 @@ fn requests_beyond_the_limit_in_flight_are_not_read() {
 fn a_drain_finishes_open_requests_and_refuses_new_ones() {
     each_transport(|address| {
         let (sender, requests) = mpsc::channel();
-        let dense = Dense::start(address, arena(), 64, move |incoming| sender.send(incoming).unwrap());
+        let dense =
+            Dense::start(address, arena(), 64, move |incoming: Incoming| sender.send(incoming).unwrap());
         let mine = arena();
         let (client, other) = (dense.client(&mine), dense.client(&mine));
         let client_runtime =
@@ -277,7 +280,7 @@ fn batches_of_the_dispatcher_answer_calls() {
             incoming.replier.fail(Status::Late, &refusal.to_string());
         });
         let queue = Arc::clone(&dispatcher);
-        let dense = Dense::start(address, arena(), 64, move |incoming| {
+        let dense = Dense::start(address, arena(), 64, move |incoming: Incoming| {
             let rows = incoming.request.tensors.first().map_or(1, |tensor| tensor.shape[0] as u32);
             queue.submit(incoming.deadline, rows, incoming);
         });
@@ -313,5 +316,73 @@ fn batches_of_the_dispatcher_answer_calls() {
         assert!(error.contains("the request has 1001 rows, a batch takes 1000"), "{error}");
         dispatcher.close();
         assert_eq!(device.join().unwrap(), 40);
+    });
+}
+
+/// Admits requests of up to 100 rows, and counts the places that it holds.
+struct Places {
+    held: Arc<AtomicUsize>,
+    answered_in_places: Arc<AtomicUsize>,
+}
+
+struct Held(Arc<AtomicUsize>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Answers for Places {
+    type Place = Held;
+
+    fn reserve(&self, program: u64, rows: u32, _deadline: std::time::Instant) -> Result<Held, Failure> {
+        assert_eq!(program, PROGRAM);
+        if rows > 100 {
+            return Err(Failure::new(Status::Late, format!("{rows} rows take too long")));
+        }
+        self.held.fetch_add(1, SeqCst);
+        Ok(Held(Arc::clone(&self.held)))
+    }
+
+    fn answer(&self, incoming: Incoming, place: Option<Held>) {
+        self.answered_in_places.fetch_add(usize::from(place.is_some()), SeqCst);
+        incoming.replier.reply(Vec::new());
+    }
+}
+
+#[test]
+fn a_place_is_used_let_go_or_lost_with_its_connection() {
+    each_transport(|address| {
+        let (held, answered_in_places) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let places = Places { held: Arc::clone(&held), answered_in_places: Arc::clone(&answered_in_places) };
+        let dense = Dense::start(address, arena(), 3, places);
+        let client = dense.client(&arena());
+        let runtime = dense.server.handle();
+        let reserve = |rows| runtime.block_on(client.reserve(rows, [0; 16], by(GENEROUS)));
+
+        let place = reserve(64).unwrap();
+        assert_eq!(held.load(SeqCst), 1);
+        runtime.block_on(client.call_in(Some(place), vec![], [0; 16], by(GENEROUS))).unwrap();
+        assert_eq!((held.load(SeqCst), answered_in_places.load(SeqCst)), (0, 1));
+        runtime.block_on(client.call(vec![], [0; 16], by(GENEROUS))).unwrap();
+        assert_eq!(answered_in_places.load(SeqCst), 1, "a request without a place has none");
+
+        let error = reserve(101).unwrap_err();
+        assert!(
+            matches!(&error, CallError::Failed { status: Status::Late, reason, .. } if reason == "101 rows take too long")
+        );
+        assert_eq!(held.load(SeqCst), 0);
+
+        drop(reserve(1).unwrap());
+        until("a place that is not used is let go", || held.load(SeqCst) == 0);
+
+        let kept: Vec<_> = (0..3).map(|_| reserve(1).unwrap()).collect();
+        let error = reserve(1).unwrap_err().to_string();
+        assert!(error.contains("3 places are reserved"), "{error}");
+        assert_eq!(held.load(SeqCst), 3);
+        drop(client);
+        until("places are lost with their connection", || held.load(SeqCst) == 0);
+        drop(kept);
     });
 }

@@ -8,8 +8,11 @@
 //! - A request is admitted only if it raises the number of queued requests that are predicted to meet their deadlines.
 //!   All others are refused when they arrive, while their sender can still ask elsewhere.
 //! - The queue has a bound, and at most one batch runs.
+//! - A place can be reserved before its request is there, so that work for a request begins once it is admitted. A
+//!   reserved place counts as a request; batches pass over it until it is filled, and it is lost at its deadline.
 
 use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
 use std::time::{Duration, Instant};
 
 use super::ServiceTime;
@@ -34,6 +37,18 @@ pub struct Job<T> {
     pub rows: u32,
     /// The request.
     pub request: T,
+}
+
+/// Where a request waits: its deadline, and its number among all arrivals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place(Instant, u64);
+
+/// What a place holds.
+#[derive(Debug)]
+struct Waiting<T> {
+    rows: u32,
+    /// `None` where the place is reserved.
+    request: Option<T>,
 }
 
 /// Why a request does not run.
@@ -110,8 +125,7 @@ pub struct Next<T> {
 pub struct Batcher<T> {
     limits: BatchLimits,
     service: ServiceTime,
-    /// By deadline, then by arrival.
-    queue: BTreeMap<(Instant, u64), Job<T>>,
+    queue: BTreeMap<Place, Waiting<T>>,
     arrivals: u64,
     running: Option<Running>,
     /// When the last batch ended, if requests waited then: the time until the next batch starts is part of its time.
@@ -139,7 +153,7 @@ impl<T> Batcher<T> {
         Self { limits, service, queue, arrivals: 0, running: None, waits_since: None, last_end: None }
     }
 
-    /// Requests that wait.
+    /// Requests that wait, and reserved places.
     pub fn queued(&self) -> usize {
         self.queue.len()
     }
@@ -156,12 +170,47 @@ impl<T> Batcher<T> {
     /// # Errors
     /// When the queue is full, the request too large, or too few requests would meet their deadlines.
     pub fn offer(&mut self, now: Instant, job: Job<T>) -> Result<(), Refused<T>> {
-        if let Some(refusal) = self.refusal(now, &job) {
-            return Err(Refused { job, refusal });
+        match self.reserve(now, job.deadline, job.rows) {
+            Ok(place) => {
+                self.queue.insert(place, Waiting { rows: job.rows, request: Some(job.request) });
+                Ok(())
+            }
+            Err(refusal) => Err(Refused { job, refusal }),
         }
-        self.queue.insert((job.deadline, self.arrivals), job);
+    }
+
+    /// Admit a request that is still to come, as [`Self::offer`] would at this moment.
+    ///
+    /// # Errors
+    /// As [`Self::offer`].
+    pub fn reserve(&mut self, now: Instant, deadline: Instant, rows: u32) -> Result<Place, Refusal> {
+        self.drop_expired(now);
+        let place = Place(deadline, self.arrivals);
+        if let Some(refusal) = self.refusal(now, place, rows) {
+            return Err(refusal);
+        }
+        self.queue.insert(place, Waiting { rows, request: None });
         self.arrivals += 1;
-        Ok(())
+        Ok(place)
+    }
+
+    /// Put a request into its reserved place.
+    ///
+    /// # Errors
+    /// Gives the request back where its deadline has passed, or the queue was cleared.
+    pub fn fill(&mut self, place: Place, rows: u32, request: T) -> Result<(), T> {
+        match self.queue.get_mut(&place) {
+            Some(waiting) if rows <= self.limits.batch_rows_max => {
+                *waiting = Waiting { rows, request: Some(request) };
+                Ok(())
+            }
+            _ => Err(request),
+        }
+    }
+
+    /// Let a reserved place go.
+    pub fn give_up(&mut self, place: Place) {
+        self.queue.remove(&place);
     }
 
     /// The batch that starts `now`, if the device is free. Its end must be reported by [`Self::finish`].
@@ -170,19 +219,23 @@ impl<T> Batcher<T> {
         if self.running.is_some() {
             return next;
         }
+        self.drop_expired(now);
         let started = self.waits_since.take().unwrap_or(now);
         let mut plan = Plan::default();
         let mut is_trial = false;
-        while let Some((&(deadline, _), first)) = self.queue.first_key_value() {
-            let (margin, rows) = (self.service.margin(0), first.rows);
-            let step = plan.add(&self.limits, &self.service, margin, now, deadline, rows);
+        let mut last = None;
+        while let Some((place, rows)) = self.first_filled_behind(last) {
+            let deadline = place.0;
+            let step = plan.add(&self.limits, &self.service, self.service.margin(0), now, deadline, rows);
             if let Step::Starts = step {
                 break;
             }
             is_trial = matches!(step, Step::Misses { .. })
                 && self.queue.len() == 1
                 && self.may_try(now, deadline, rows);
-            let Some((_, job)) = self.queue.pop_first() else { break };
+            last = Some(place);
+            let Some(request) = self.queue.remove(&place).and_then(|waiting| waiting.request) else { break };
+            let job = Job { deadline, rows, request };
             match step {
                 Step::Misses { needed } if !is_trial => {
                     let left = deadline.saturating_duration_since(now);
@@ -198,6 +251,21 @@ impl<T> Batcher<T> {
         next
     }
 
+    fn first_filled_behind(&self, last: Option<Place>) -> Option<(Place, u32)> {
+        let behind = self.queue.range((last.map_or(Unbounded, Excluded), Unbounded));
+        let mut filled = behind.filter(|(_, waiting)| waiting.request.is_some());
+        filled.next().map(|(&place, waiting)| (place, waiting.rows))
+    }
+
+    /// Reserved places whose deadlines have passed will not be filled in time.
+    fn drop_expired(&mut self, now: Instant) {
+        let passed = self.queue.range(..Place(now, 0));
+        let expired = passed.filter(|(_, waiting)| waiting.request.is_none()).map(|(&place, _)| place);
+        for place in expired.collect::<Vec<_>>() {
+            self.queue.remove(&place);
+        }
+    }
+
     /// The running batch ended `now`.
     ///
     /// # Panics
@@ -209,19 +277,23 @@ impl<T> Batcher<T> {
             self.service = ServiceTime::default();
         }
         self.service.observe(running.rows, now.saturating_duration_since(running.started));
-        self.waits_since = (!self.queue.is_empty()).then_some(now);
+        self.waits_since = self.first_filled_behind(None).map(|_| now);
         self.last_end = Some(now);
     }
 
     /// Take out every request that waits, because the process ends.
     pub fn clear(&mut self) -> Vec<Job<T>> {
-        std::mem::take(&mut self.queue).into_values().collect()
+        let taken = std::mem::take(&mut self.queue).into_iter();
+        let job = |(Place(deadline, _), Waiting { rows, request }): (Place, Waiting<T>)| {
+            request.map(|request| Job { deadline, rows, request })
+        };
+        taken.filter_map(job).collect()
     }
 
-    fn refusal(&self, now: Instant, job: &Job<T>) -> Option<Refusal> {
-        let queued = self.queue.len();
-        if job.rows > self.limits.batch_rows_max {
-            return Some(Refusal::TooLarge { rows: job.rows, rows_max: self.limits.batch_rows_max });
+    fn refusal(&self, now: Instant, place: Place, rows: u32) -> Option<Refusal> {
+        let (queued, deadline) = (self.queue.len(), place.0);
+        if rows > self.limits.batch_rows_max {
+            return Some(Refusal::TooLarge { rows, rows_max: self.limits.batch_rows_max });
         }
         if queued >= self.limits.queue_requests_max {
             return Some(Refusal::Full { queued });
@@ -230,20 +302,18 @@ impl<T> Batcher<T> {
             now.max(running.started.checked_add(self.service.predict(running.rows)).unwrap_or(now))
         });
         // An equal deadline runs after those that came before.
-        let split = (job.deadline, self.arrivals);
-        let waiting = || self.queue.values().map(|job| (job.deadline, job.rows, false));
-        let before = waiting().take(self.queue.range(..split).count());
-        let behind = waiting().skip(self.queue.range(..split).count());
-        let with = before.chain(std::iter::once((job.deadline, job.rows, true))).chain(behind);
+        let of = |(place, waiting): (&Place, &Waiting<T>)| (place.0, waiting.rows, false);
+        let (before, behind) = (self.queue.range(..place).map(of), self.queue.range(place..).map(of));
+        let with = before.chain(std::iter::once((deadline, rows, true))).chain(behind);
         let with = self.forecast(free_at, with);
         if let Some(ends) = with.newcomer_misses {
-            if queued == 0 && self.may_try(now, job.deadline, job.rows) {
+            if queued == 0 && self.may_try(now, deadline, rows) {
                 return None;
             }
             let needed = ends.saturating_duration_since(now);
-            return Some(Refusal::Late { needed, left: job.deadline.saturating_duration_since(now), queued });
+            return Some(Refusal::Late { needed, left: deadline.saturating_duration_since(now), queued });
         }
-        let met_without = self.forecast(free_at, waiting()).met;
+        let met_without = self.forecast(free_at, self.queue.iter().map(of)).met;
         (with.met <= met_without).then_some(Refusal::WouldDelay { queued })
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{BatchLimits, Batcher, Job, Refusal, Refused};
+use super::{BatchLimits, Batcher, Job, Place, Refusal, Refused};
 
 /// A [`Batcher`] that threads share. The thread of the device calls [`Self::take`]; any thread submits.
 pub struct Dispatcher<T> {
@@ -23,6 +23,13 @@ struct State<T> {
 pub struct Batch<T> {
     /// The requests, in the order of their deadlines.
     pub requests: Vec<T>,
+    dispatcher: Arc<Dispatcher<T>>,
+}
+
+/// A place for a request that is still to come. Dropped without one, it lets the place go.
+pub struct Reservation<T> {
+    place: Option<Place>,
+    deadline: Instant,
     dispatcher: Arc<Dispatcher<T>>,
 }
 
@@ -51,6 +58,19 @@ impl<T> Dispatcher<T> {
             Ok(()) => drop(self.changed.notify_one()),
             Err(Refused { job, refusal }) => (self.refuse)(job.request, refusal),
         }
+    }
+
+    /// Admit a request that is still to come.
+    ///
+    /// # Errors
+    /// Where [`Self::submit`] would refuse it now.
+    pub fn reserve(self: &Arc<Self>, deadline: Instant, rows: u32) -> Result<Reservation<T>, Refusal> {
+        let mut state = self.state.lock();
+        if state.is_closed {
+            return Err(Refusal::Closed);
+        }
+        let place = Some(state.batcher.reserve(Instant::now(), deadline, rows)?);
+        Ok(Reservation { place, deadline, dispatcher: Arc::clone(self) })
     }
 
     /// Wait for a batch, `wait` at most. `None` when there is none, or the dispatcher is closed.
@@ -93,6 +113,32 @@ impl<T> Dispatcher<T> {
         for job in waiting {
             (self.refuse)(job.request, Refusal::Closed);
         }
+    }
+}
+
+impl<T> Reservation<T> {
+    /// Queue the request that has come. Where its place was lost it is submitted anew.
+    pub fn submit(mut self, rows: u32, request: T) {
+        let Some(place) = self.place.take() else { return };
+        let filled = self.dispatcher.state.lock().batcher.fill(place, rows, request);
+        match filled {
+            Ok(()) => drop(self.dispatcher.changed.notify_one()),
+            Err(request) => self.dispatcher.submit(self.deadline, rows, request),
+        }
+    }
+}
+
+impl<T> Drop for Reservation<T> {
+    fn drop(&mut self) {
+        if let Some(place) = self.place.take() {
+            self.dispatcher.state.lock().batcher.give_up(place);
+        }
+    }
+}
+
+impl<T> std::fmt::Debug for Reservation<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reservation").field("place", &self.place).finish_non_exhaustive()
     }
 }
 
@@ -176,6 +222,24 @@ mod tests {
         let rest: Vec<_> = refusals.try_iter().collect();
         assert_eq!(rest, [(3, Refusal::Closed), (4, Refusal::Closed), (6, Refusal::Closed)]);
         assert!(dispatcher.take(LONG).is_none());
+    }
+
+    #[test]
+    fn a_reserved_place_is_filled_let_go_or_lost() {
+        let (dispatcher, refusals) = dispatcher(2);
+        let (first, second) =
+            (dispatcher.reserve(soon(), 1).unwrap(), dispatcher.reserve(soon(), 1).unwrap());
+        assert_eq!(dispatcher.reserve(soon(), 1).unwrap_err(), Refusal::Full { queued: 2 });
+        drop(second);
+        assert_eq!(dispatcher.queued(), 1);
+        assert!(dispatcher.take(Duration::from_millis(1)).is_none());
+        first.submit(1, 7);
+        assert_eq!(dispatcher.take(LONG).unwrap().requests, [7]);
+        let lost = dispatcher.reserve(soon(), 1).unwrap();
+        dispatcher.close();
+        lost.submit(1, 8);
+        assert_eq!(refusals.recv().unwrap(), (8, Refusal::Closed));
+        assert_eq!(dispatcher.reserve(soon(), 1).unwrap_err(), Refusal::Closed);
     }
 
     #[test]

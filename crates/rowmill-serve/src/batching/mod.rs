@@ -7,6 +7,6 @@ mod batcher;
 mod dispatcher;
 mod service_time;
 
-pub use batcher::{BatchLimits, Batcher, Job, Next, Refusal, Refused};
-pub use dispatcher::{Batch, Dispatcher};
+pub use batcher::{BatchLimits, Batcher, Job, Next, Place, Refusal, Refused};
+pub use dispatcher::{Batch, Dispatcher, Reservation};
 pub use service_time::ServiceTime;

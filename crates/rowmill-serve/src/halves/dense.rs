@@ -2,17 +2,19 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rowmill_server::Drain;
 
 use super::signature::values_of;
-use super::{Program, Signature};
-use crate::{Arena, Incoming, Limits, Listener, Serving, Status, serve};
+use super::{Program, Signature, Task};
+use crate::{Answers, Arena, Failure, Incoming, Limits, Listener, Reservation, Serving, Status, serve};
 
 /// Connections of CPU halves at once.
 const CONNECTIONS_MAX: usize = 1024;
 /// Requests of one connection that wait for a reply.
 const IN_FLIGHT_MAX: usize = 1024;
+const NO_DENSE_HALF: &str = "the model of this program has no dense half";
 
 /// A dense half that other processes ask.
 #[derive(Clone, Debug)]
@@ -39,23 +41,35 @@ pub(crate) async fn serve_dense(
         connections_max: CONNECTIONS_MAX,
         in_flight_max: IN_FLIGHT_MAX,
     };
-    serve(listener, serving, drain, move |incoming| submit(&halves, incoming)).await;
+    serve(listener, serving, drain, DenseHalves(halves)).await;
 }
 
-fn submit(halves: &HashMap<u64, DenseHalf>, incoming: Incoming) {
-    let Incoming { mut request, deadline, replier } = incoming;
-    let half = halves.get(&request.program);
-    let Some((half, about)) = half.and_then(|half| Some((half, half.signature.half("dense")?))) else {
-        return replier.fail(Status::UnknownProgram, "the model of this program has no dense half");
-    };
-    let checked = values_of(&about.inputs, request.tensors.clone())
-        .and_then(|values| half.signature.check_crossing(&values));
-    if let Err(failure) = checked {
-        return replier.fail(failure.status, &failure.text);
+/// Dense halves by the numbers of their programs.
+struct DenseHalves(HashMap<u64, DenseHalf>);
+
+impl Answers for DenseHalves {
+    type Place = Reservation<Task>;
+
+    fn reserve(&self, program: u64, rows: u32, deadline: Instant) -> Result<Self::Place, Failure> {
+        let half = self.0.get(&program).ok_or_else(|| Failure::new(Status::UnknownProgram, NO_DENSE_HALF))?;
+        half.program.reserve(rows, deadline)
     }
-    request.tensors.sort_by_key(|tensor| match tensor.name {
-        crate::TensorName::Number(number) => number,
-        crate::TensorName::Text(_) => u16::MAX,
-    });
-    half.program.submit_of_peer(request.tensors, deadline, replier);
+
+    fn answer(&self, incoming: Incoming, place: Option<Self::Place>) {
+        let Incoming { mut request, deadline, replier } = incoming;
+        let half = self.0.get(&request.program);
+        let Some((half, about)) = half.and_then(|half| Some((half, half.signature.half("dense")?))) else {
+            return replier.fail(Status::UnknownProgram, NO_DENSE_HALF);
+        };
+        let checked = values_of(&about.inputs, request.tensors.clone())
+            .and_then(|values| half.signature.check_crossing(&values));
+        if let Err(failure) = checked {
+            return replier.fail(failure.status, &failure.text);
+        }
+        request.tensors.sort_by_key(|tensor| match tensor.name {
+            crate::TensorName::Number(number) => number,
+            crate::TensorName::Text(_) => u16::MAX,
+        });
+        half.program.submit_of_peer(request.tensors, deadline, replier, place);
+    }
 }

@@ -2,18 +2,22 @@
 //!
 //! A request passes the CPU half, the dense half and post-processing ([`Served`]). Transforms and plans run on a fixed number
 //! of [`LookupThreads`]. A program of torch runs in a thread of Python, which takes batches from a [`Program`]. The dense half
-//! is a [`Program`] of this process, or of another one behind a [`Client`](crate::Client).
+//! is a [`Program`] of this process, or of another one ([`Remote`]). A request is admitted by the dense half before its lookups
+//! run, so that none are in vain.
 
 mod dense;
 mod lookup_threads;
 mod program;
 mod ranking;
+mod remote;
 mod served;
 mod signature;
+mod stage;
 
 pub(crate) use dense::{DenseHalf, serve_dense};
 pub(crate) use lookup_threads::LookupThreads;
 pub use program::{Program, Task};
 pub use ranking::TopK;
+pub(crate) use remote::Remote;
 pub(crate) use served::{Dense, Half, Served};
 pub(crate) use signature::{HalfSignature, Signature};

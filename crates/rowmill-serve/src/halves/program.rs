@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use crate::metrics::{HalfMetrics, Reason, Turn};
-use crate::{Batch, BatchLimits, Dispatcher, Failure, Refusal, Replier, Status, Tensor};
+use crate::{Batch, BatchLimits, Dispatcher, Failure, Refusal, Replier, Reservation, Status, Tensor};
 
 /// The queue of a program. Clones are the same queue.
 #[derive(Clone)]
@@ -39,13 +39,7 @@ impl Program {
         let refused = Arc::clone(metrics);
         let refuse = move |task: Task, refusal: Refusal| {
             refused.refuse(Reason::from(refusal));
-            let status = match refusal {
-                Refusal::TooLarge { .. } => Status::Invalid,
-                Refusal::Full { .. } => Status::Full,
-                Refusal::Closed => Status::Draining,
-                _ => Status::Late,
-            };
-            task.fail(Failure::new(status, refusal.to_string()));
+            task.fail(refusal.into());
         };
         Self {
             queue: Dispatcher::new(limits, refuse),
@@ -54,26 +48,52 @@ impl Program {
         }
     }
 
+    /// Admit a request of `rows` that is still to come, so that no work is done for one that would be refused.
+    ///
+    /// # Errors
+    /// When it would be refused now.
+    pub(crate) fn reserve(&self, rows: u32, deadline: Instant) -> Result<Reservation<Task>, Failure> {
+        self.queue.reserve(deadline, rows).map_err(|refusal| {
+            self.metrics.refuse(Reason::from(refusal));
+            refusal.into()
+        })
+    }
+
     /// Queue a request of a peer, or refuse it at once.
-    pub fn submit_of_peer(&self, tensors: Vec<Tensor>, deadline: Instant, replier: Replier) {
-        self.submit(tensors, deadline, Way::Peer(replier));
+    pub(crate) fn submit_of_peer(
+        &self,
+        tensors: Vec<Tensor>,
+        deadline: Instant,
+        replier: Replier,
+        place: Option<Reservation<Task>>,
+    ) {
+        self.submit(tensors, deadline, Way::Peer(replier), place);
     }
 
     /// The outputs of a request of this process.
     ///
     /// # Errors
     /// When the program refuses or fails.
-    pub(crate) async fn run(&self, tensors: Vec<Tensor>, deadline: Instant) -> Result<Vec<Tensor>, Failure> {
+    pub(crate) async fn run(
+        &self,
+        tensors: Vec<Tensor>,
+        deadline: Instant,
+        place: Option<Reservation<Task>>,
+    ) -> Result<Vec<Tensor>, Failure> {
         let (answer, result) = oneshot::channel();
-        self.submit(tensors, deadline, Way::Here(answer));
+        self.submit(tensors, deadline, Way::Here(answer), place);
         result.await.unwrap_or_else(|_| {
             Err(Failure::new(Status::Failed, "the program dropped the request: see the worker's log"))
         })
     }
 
-    fn submit(&self, tensors: Vec<Tensor>, deadline: Instant, answer: Way) {
+    fn submit(&self, tensors: Vec<Tensor>, deadline: Instant, answer: Way, place: Option<Reservation<Task>>) {
         let rows = rows_of(&tensors);
-        self.queue.submit(deadline, rows, Task { tensors, turn: self.metrics.queue(), answer });
+        let task = Task { tensors, turn: self.metrics.queue(), answer };
+        match place {
+            Some(place) => place.submit(rows, task),
+            None => self.queue.submit(deadline, rows, task),
+        }
     }
 
     /// Wait for a batch, `wait` at most.

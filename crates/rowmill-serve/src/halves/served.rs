@@ -5,12 +5,14 @@ use std::time::Instant;
 
 use tokio::runtime::Handle;
 
+use super::lookup_threads::Part;
 use super::ranking::{TopK, repeat_user_inputs};
 use super::signature::{tensors_of, values_of};
-use super::{HalfSignature, LookupThreads, Program, Signature};
+use super::stage::Stage;
+use super::{HalfSignature, LookupThreads, Program, Remote, Signature, Task};
 use crate::plan::{Plan, Values, bind};
 use crate::transform::Transform;
-use crate::{Arena, Ask, Client, Failure, Given, Model, ModelMetrics, Status, Tensor};
+use crate::{Arena, Ask, Failure, Given, Model, ModelMetrics, Reservation, Reserved, Status, Tensor};
 
 /// The CPU half, or post-processing.
 #[derive(Clone, Debug)]
@@ -27,31 +29,53 @@ pub(crate) enum Dense {
     /// In this process.
     Here(Program),
     /// In another one.
-    There(Client),
+    There(Remote),
+}
+
+/// A place of a request in the queue of the dense half.
+enum Place {
+    Here(Reservation<Task>),
+    There(Reserved),
 }
 
 /// A model whose CPU half is in this process.
 #[derive(Debug)]
 pub(crate) struct Served {
-    /// Its signature.
-    pub(crate) signature: Arc<Signature>,
+    signature: Arc<Signature>,
     /// How raw columns become its inputs; `None` where requests cannot have any.
-    pub(crate) transform: Option<Transform>,
-    /// Where transforms and plans run.
-    pub(crate) threads: LookupThreads,
-    /// Where tensors lie.
-    pub(crate) arena: Arena,
+    transform: Option<Transform>,
+    /// Where transforms and plans run, and tensors lie.
+    threads: LookupThreads,
+    arena: Arena,
     /// The CPU half; `None` where the dense half takes inputs as they come.
-    pub(crate) cpu: Option<Half>,
+    cpu: Option<Half>,
     /// The dense half; `None` where nothing is dense.
-    pub(crate) dense: Option<Dense>,
+    dense: Option<Dense>,
     /// Post-processing.
-    pub(crate) post: Option<Half>,
-    /// What is counted of its requests.
-    pub(crate) metrics: Arc<ModelMetrics>,
+    post: Option<Half>,
+    /// The jobs on lookup threads before and behind the dense half.
+    first: Arc<Stage>,
+    last: Arc<Stage>,
+    metrics: Arc<ModelMetrics>,
 }
 
 impl Served {
+    /// A model of a bundle. The two `halves` are the CPU half and post-processing.
+    pub(crate) fn new(
+        signature: Arc<Signature>,
+        transform: Option<Transform>,
+        threads: LookupThreads,
+        arena: Arena,
+        halves: [Option<Half>; 2],
+        dense: Option<Dense>,
+        metrics: &Arc<ModelMetrics>,
+    ) -> Self {
+        let [cpu, post] = halves;
+        let first = Stage::new(if let Some(Half::Plan(_)) = cpu { &metrics.cpu } else { &metrics.inputs });
+        let (last, metrics) = (Stage::new(&metrics.post), Arc::clone(metrics));
+        Self { signature, transform, threads, arena, cpu, dense, post, first, last, metrics }
+    }
+
     /// The outputs of a request; with `top`, the best scores and their positions in place of them.
     ///
     /// # Errors
@@ -64,6 +88,8 @@ impl Served {
         deadline: Instant,
     ) -> Result<Vec<Tensor>, Failure> {
         let signature = &self.signature;
+        let rows = self.rows(&given);
+        let place = self.reserve(rows, trace, deadline).await?;
         let served = Arc::clone(self);
         let prepare = move |arena: &Arena| {
             let mut values = served.inputs(arena, given)?;
@@ -72,18 +98,22 @@ impl Served {
             }
             Ok(values)
         };
-        let half = if let Some(Half::Plan(_)) = self.cpu { &self.metrics.cpu } else { &self.metrics.inputs };
-        let mut values = self.threads.run(deadline, half, prepare).await?;
+        let mut values = self.threads.run(Part::First, &self.first, rows, deadline, prepare).await?;
+        let prepared = Instant::now();
         if let (Some(Half::Program(program)), Some(about)) = (&self.cpu, signature.half("cpu")) {
             run(program, about, &mut values, deadline).await?;
         }
         if let (Some(dense), Some(about)) = (&self.dense, signature.half("dense")) {
             let tensors = tensors_of(about.inputs.iter().map(String::as_str), &values)?;
-            let reply = match dense {
-                Dense::Here(program) => program.run(tensors, deadline).await?,
-                Dense::There(client) => {
+            let reply = match (dense, place) {
+                (Dense::Here(program), Some(Place::Here(place))) => {
+                    program.run(tensors, deadline, Some(place)).await?
+                }
+                (Dense::Here(program), _) => program.run(tensors, deadline, None).await?,
+                (Dense::There(remote), place) => {
+                    let place = place.and_then(Place::there);
                     let begin = Instant::now();
-                    let reply = client.call(tensors, trace, deadline).await?.tensors;
+                    let reply = remote.call(tensors, trace, deadline, place).await?;
                     self.metrics.crossing.observe(begin.elapsed());
                     reply
                 }
@@ -97,13 +127,34 @@ impl Served {
             (Some(Half::Plan(plan)), _) => {
                 let (plan, given) = (Arc::clone(plan), values.clone());
                 let run = move |arena: &Arena| plan.run(arena, &given);
-                values.extend(self.threads.run(deadline, &self.metrics.post, run).await?);
+                values.extend(self.threads.run(Part::Last, &self.last, rows, deadline, run).await?);
             }
             (None, _) | (_, None) => {}
         }
+        self.first.observe_rest(prepared.elapsed());
         match top {
             Some(top) => self.best(top, &values),
             None => tensors_of(signature.outputs(), &values),
+        }
+    }
+
+    /// Rows that a request has for the dense half.
+    fn rows(&self, given: &Given) -> u32 {
+        match (given, &self.transform) {
+            (Given::Tensors(tensors), _) => self.signature.rows(tensors),
+            (Given::Columns(columns), Some(transform)) => {
+                transform.rows_of(columns).and_then(|rows| u32::try_from(rows).ok()).unwrap_or(1)
+            }
+            (Given::Columns(_), None) => 1,
+        }
+    }
+
+    /// A place in the queue of the dense half. A dense half of another process gives one only while it refuses requests.
+    async fn reserve(&self, rows: u32, trace: [u8; 16], deadline: Instant) -> Result<Option<Place>, Failure> {
+        match &self.dense {
+            Some(Dense::Here(program)) => program.reserve(rows, deadline).map(Place::Here).map(Some),
+            Some(Dense::There(remote)) => Ok(remote.reserve(rows, trace, deadline).await?.map(Place::There)),
+            None => Ok(None),
         }
     }
 
@@ -164,6 +215,15 @@ impl Served {
     }
 }
 
+impl Place {
+    fn there(self) -> Option<Reserved> {
+        match self {
+            Self::There(place) => Some(place),
+            Self::Here(_) => None,
+        }
+    }
+}
+
 async fn run(
     program: &Program,
     about: &HalfSignature,
@@ -171,6 +231,6 @@ async fn run(
     deadline: Instant,
 ) -> Result<(), Failure> {
     let tensors = tensors_of(about.inputs.iter().map(String::as_str), values)?;
-    values.extend(values_of(&about.outputs, program.run(tensors, deadline).await?)?);
+    values.extend(values_of(&about.outputs, program.run(tensors, deadline, None).await?)?);
     Ok(())
 }

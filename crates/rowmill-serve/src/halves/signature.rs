@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 
-use crate::plan::{Array, Input, Size, Values};
+use crate::plan::{Array, Input, Size, Sizes, Values};
 use crate::transform::Transform;
-use crate::{Failure, Status, Tensor, TensorName, TensorSpec};
+use crate::{Failure, Per, Status, Tensor, TensorName, TensorSpec};
 
 /// `signature.json` of a bundle.
 #[derive(Debug, Deserialize)]
@@ -96,6 +96,28 @@ impl Signature {
     /// When a tensor is missing or has another type or shape than the signature says.
     pub(crate) fn check_crossing(&self, values: &Values) -> Result<(), Failure> {
         crate::plan::bind(&self.crossing, values).map(drop)
+    }
+
+    /// Rows that a request with these inputs will add to a batch of the dense half; 1 where they do not tell.
+    pub(crate) fn rows(&self, inputs: &[Tensor]) -> u32 {
+        let mut sizes = Sizes::new();
+        // Inputs of the user may have one row, which is repeated.
+        for is_of_user in [false, true] {
+            for (about, tensor) in self.inputs.iter().zip(inputs) {
+                if (about.per == Per::User) == is_of_user {
+                    for (size, &actual) in about.shape.iter().zip(&tensor.shape) {
+                        if let Size::Name(name) = size {
+                            sizes.entry(name.clone()).or_insert(actual as i64);
+                        }
+                    }
+                }
+            }
+        }
+        let first = self.crossing.first().and_then(|value| value.shape.first());
+        first
+            .and_then(|size| size.evaluate(&sizes).ok())
+            .and_then(|rows| u32::try_from(rows).ok())
+            .unwrap_or(1)
     }
 
     /// Whether requests can be joined along their first dimension: each tensor that crosses has the batch, one size for

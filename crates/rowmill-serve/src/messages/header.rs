@@ -8,7 +8,7 @@ use super::{ALIGNMENT, Limits, MessageError, SMALL_BYTES, Status};
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 64;
 /// Version of messages that this build reads and writes.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// `RWSM` in the order of the bytes.
 const MAGIC: u32 = u32::from_le_bytes(*b"RWSM");
 
@@ -24,18 +24,25 @@ pub enum Kind {
     Reply = 3,
     /// A request failed; its one tensor is the reason as text.
     Failure = 4,
-    /// The memory that a message has lent is free again.
+    /// What a message has lent or reserved is free again.
     Release = 5,
+    /// A request will come, if the receiver admits it.
+    Reserve = 6,
 }
 
 impl Kind {
     fn of(number: u8) -> Option<Self> {
-        use Kind::{Failure, Hello, Release, Reply, Request};
-        [Hello, Request, Reply, Failure, Release].into_iter().find(|&kind| kind as u8 == number)
+        use Kind::{Failure, Hello, Release, Reply, Request, Reserve};
+        [Hello, Request, Reply, Failure, Release, Reserve].into_iter().find(|&kind| kind as u8 == number)
     }
 
     fn has_tensors(self) -> bool {
         !matches!(self, Self::Hello | Self::Release)
+    }
+
+    /// Whether its sender waits for an answer.
+    pub(super) fn asks(self) -> bool {
+        matches!(self, Self::Request | Self::Reserve)
     }
 }
 
@@ -98,7 +105,7 @@ impl Header {
         }
         let wrong = |field, found, expected| Err(MessageError::Header { field, found, expected });
         let Some(kind) = Kind::of(bytes[6]) else {
-            return wrong("kind", bytes[6].into(), "1 to 5");
+            return wrong("kind", bytes[6].into(), "1 to 6");
         };
         if bytes[7] != 0 {
             return wrong("byte 7", bytes[7].into(), "0");
@@ -130,8 +137,8 @@ impl Header {
         if !self.kind.has_tensors() && (self.tensors, self.table_bytes, self.inline_bytes) != (0, 0, 0) {
             return wrong("tensors", self.tensors.into(), "0 in this kind of message");
         }
-        if self.kind != Kind::Request && self.time_left_us != 0 {
-            return wrong("time left", self.time_left_us, "0 but in requests");
+        if !self.kind.asks() && self.time_left_us != 0 {
+            return wrong("time left", self.time_left_us, "0 but in requests and reservations");
         }
         if self.tensors > limits.tensors_max {
             return Err(MessageError::TooLarge {

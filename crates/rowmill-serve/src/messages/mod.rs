@@ -2,7 +2,7 @@
 //!
 //! A message is a header of 64 bytes, a table of its tensors, the payloads of small tensors, and the payloads of
 //! large ones. The first three are written together; large payloads follow on the connection or lie in memory that
-//! the peers share. Every part has a CRC32C. docs/reference/serving-messages.md gives every byte.
+//! the peers share. Every part that is sent has a CRC32C. docs/reference/serving-messages.md gives every byte.
 //!
 //! Nothing here opens a socket: [`read`] takes any stream of bytes. What it allocates is bounded by [`Limits`] before
 //! it trusts a length, and no bytes make it panic.
@@ -47,7 +47,7 @@ pub struct Message {
     pub trace: [u8; 16],
     /// The program that the tensors are for: both halves of a model carry the same number.
     pub program: u64,
-    /// How long the sender of a request still waits for its reply; zero in other messages.
+    /// How long the sender of a request or reservation still waits for its reply; zero in other messages.
     pub time_left: Duration,
     /// Why a request failed; [`Status::Ok`] in other messages.
     pub status: Status,

@@ -101,6 +101,9 @@ pub(super) fn decode_table(
         if entry.offset != expected {
             return Err(wrong(number, "offset", entry.offset, expected.to_string()));
         }
+        if entry.place == Place::Shared && entry.crc != 0 {
+            return Err(wrong(number, "checksum", entry.crc.into(), "0 in shared memory".into()));
+        }
         entries.push(entry);
     }
     if rest.len() >= ALIGNMENT || rest.iter().any(|&byte| byte != 0) {

@@ -45,7 +45,8 @@ impl Outgoing {
                     (Place::Stream, stream_bytes - bytes)
                 }
             };
-            let crc = crc32c(&tensor.data);
+            // Lent bytes are not sent. To read them all would cost the receiver more than everything else it does.
+            let crc = if place == Place::Shared { 0 } else { crc32c(&tensor.data) };
             let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
             encode_entry(&mut table, &Entry { name, dtype: tensor.dtype, shape, place, offset, bytes, crc });
         }

@@ -132,6 +132,12 @@ impl Transform {
         if raw == self.raw_ids.missing { self.row_of_missing } else { self.row_ids.of(feature, raw) }
     }
 
+    /// The number of rows that the inputs of these columns have; `None` where the columns do not agree.
+    pub(crate) fn rows_of(&self, columns: &[Column]) -> Option<usize> {
+        let (dense, rest) = columns.split_at_checked(self.dense.len())?;
+        self.rows(dense, rest.get(..self.ids.len())?).ok()
+    }
+
     /// The number of rows that the columns of `item` have; or else, the largest.
     fn rows(&self, dense: &[Column], ids: &[Column]) -> Result<usize, Failure> {
         let columns = || self.dense.iter().chain(&self.ids).zip(dense.iter().chain(ids));

@@ -13,9 +13,10 @@ use super::Address;
 use super::incoming::failure_reason;
 use super::outbox::{Items, Lent, Outbox, write_items};
 use super::socket::{Reader, Socket, Writer};
-use crate::arena::{Arena, Mapping};
+use crate::arena::{Arena, Buffer, Mapping};
 use crate::messages::{
-    Intake, Kind, Limits, Message, PeerMemory, Received, Status, StreamError, Tensor, read, read_after,
+    DType, Intake, Kind, Limits, Message, PeerMemory, Received, Status, StreamError, Tensor, TensorName,
+    read, read_after,
 };
 
 /// How long connecting may take, whatever the deadline of the call.
@@ -169,6 +170,33 @@ impl Client {
         &self.0.arena
     }
 
+    /// Ask the dense half whether it will admit a request of `rows`, and for a place for it. Call it within a runtime.
+    ///
+    /// # Errors
+    /// When the dense half would refuse the request, or no answer comes in time.
+    pub async fn reserve(
+        &self,
+        rows: u32,
+        trace: [u8; 16],
+        deadline: Instant,
+    ) -> Result<Reserved, CallError> {
+        let inner = &*self.0;
+        let id = inner.requests.fetch_add(1, Relaxed);
+        let rows = Tensor::new(TensorName::Number(0), DType::UInt8, &[rows.into(), 0], Buffer::default());
+        let message = Message { trace, tensors: vec![rows], ..Message::bare(Kind::Reserve, id) };
+        // From here on: a call that is given up may have got its place.
+        let mut reserved = Reserved { id, outbox: None };
+        match inner.ask(message, deadline, |outbox| reserved.outbox = Some(outbox)).await {
+            Ok(_) => Ok(reserved),
+            Err(error) => {
+                if matches!(error, CallError::Failed { .. }) {
+                    reserved.used();
+                }
+                Err(error)
+            }
+        }
+    }
+
     /// Send `tensors`, and wait for the reply until `deadline`. Call it within a runtime.
     ///
     /// # Errors
@@ -179,30 +207,72 @@ impl Client {
         trace: [u8; 16],
         deadline: Instant,
     ) -> Result<Message, CallError> {
-        let begin = Instant::now();
+        self.call_in(None, tensors, trace, deadline).await
+    }
+
+    /// [`Self::call`] for a request that may have a place.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub async fn call_in(
+        &self,
+        place: Option<Reserved>,
+        tensors: Vec<Tensor>,
+        trace: [u8; 16],
+        deadline: Instant,
+    ) -> Result<Message, CallError> {
         let inner = &*self.0;
-        let id = inner.requests.fetch_add(1, Relaxed);
-        let ask = async {
-            let (answer, outbox) = inner.expect(id).await?;
-            let message = Message {
-                trace,
-                program: inner.program,
-                time_left: deadline.saturating_duration_since(Instant::now()),
-                tensors,
-                ..Message::bare(Kind::Request, id)
-            };
-            outbox.put(message, None);
-            let answer = answer.await.unwrap_or_else(|_| Err(Lost::Connection("it was closed".into())));
-            inner.judge(answer)
-        };
-        let address = || inner.address.clone();
-        tokio::time::timeout_at(deadline.into(), ask)
-            .await
-            .unwrap_or_else(|_| Err(CallError::Deadline { address: address(), waited: begin.elapsed() }))
+        let id = place.as_ref().map_or_else(|| inner.requests.fetch_add(1, Relaxed), |place| place.id);
+        let message = Message { trace, tensors, ..Message::bare(Kind::Request, id) };
+        inner.ask(message, deadline, |_| place.into_iter().for_each(Reserved::used)).await
+    }
+}
+
+/// A place at the dense half. Dropped without a call, it lets the place go.
+#[derive(Debug)]
+pub struct Reserved {
+    id: u64,
+    outbox: Option<Outbox>,
+}
+
+impl Reserved {
+    fn used(mut self) {
+        self.outbox = None;
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if let Some(outbox) = &self.outbox {
+            outbox.put(Message::bare(Kind::Release, self.id), None);
+        }
     }
 }
 
 impl Inner {
+    /// Send a message, and wait for its answer until `deadline`. `sends` is called before the message is sent, with the outbox
+    /// of its connection.
+    async fn ask(
+        &self,
+        message: Message,
+        deadline: Instant,
+        sends: impl FnOnce(Outbox),
+    ) -> Result<Message, CallError> {
+        let begin = Instant::now();
+        let ask = async {
+            let (answer, outbox) = self.expect(message.id).await?;
+            sends(outbox.clone());
+            let time_left = deadline.saturating_duration_since(Instant::now());
+            outbox.put(Message { program: self.program, time_left, ..message }, None);
+            let answer = answer.await.unwrap_or_else(|_| Err(Lost::Connection("it was closed".into())));
+            self.judge(answer)
+        };
+        let address = || self.address.clone();
+        tokio::time::timeout_at(deadline.into(), ask)
+            .await
+            .unwrap_or_else(|_| Err(CallError::Deadline { address: address(), waited: begin.elapsed() }))
+    }
+
     /// Prepare for the answer to request `id`; where to put the request.
     async fn expect(&self, id: u64) -> Result<(oneshot::Receiver<Answer>, Outbox), CallError> {
         let mut state = self.state.lock().await;
@@ -365,7 +435,7 @@ async fn receive(reader: &mut Reader, intake: &Intake, shared: &Shared) -> Resul
             Received::Message(message) => match message.kind {
                 Kind::Reply | Kind::Failure => answer(message.id, Ok(message)),
                 Kind::Release => shared.lent.give_back(message.id),
-                kind @ (Kind::Hello | Kind::Request) => {
+                kind @ (Kind::Hello | Kind::Request | Kind::Reserve) => {
                     let text = format!("the peer sent a {kind:?}");
                     return Err(io::Error::new(io::ErrorKind::InvalidData, text).into());
                 }

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::time::Instant;
 
 use super::outbox::Outbox;
+use crate::Failure;
 use crate::arena::Buffer;
 use crate::messages::{DType, Kind, Message, SMALL_BYTES, Status, Tensor, TensorName};
 
@@ -16,6 +17,37 @@ pub struct Incoming {
     pub deadline: Instant,
     /// Where its reply goes.
     pub replier: Replier,
+}
+
+/// Answers the requests of connections.
+///
+/// A place is what [`Self::reserve`] holds for a request that is still to come; it is dropped when the request is not sent, or
+/// the connection ends.
+pub trait Answers: Send + Sync + 'static {
+    /// What a reservation holds.
+    type Place: Send;
+
+    /// Admit a request of `rows` to `program`.
+    ///
+    /// # Errors
+    /// When it would be refused.
+    fn reserve(&self, program: u64, rows: u32, deadline: Instant) -> Result<Self::Place, Failure>;
+
+    /// Answer a request, which may have a place.
+    fn answer(&self, incoming: Incoming, place: Option<Self::Place>);
+}
+
+/// A function of the request, which admits all.
+impl<F: Fn(Incoming) + Send + Sync + 'static> Answers for F {
+    type Place = ();
+
+    fn reserve(&self, _program: u64, _rows: u32, _deadline: Instant) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn answer(&self, incoming: Incoming, _place: Option<()>) {
+        self(incoming);
+    }
 }
 
 /// Sends one reply. Dropped without one, it reports a failure, so that no request is left without an answer.

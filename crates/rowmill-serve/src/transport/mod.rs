@@ -13,6 +13,6 @@ mod server;
 mod socket;
 
 pub use address::{Address, AddressError};
-pub use client::{CallError, Client, ClientOptions};
-pub use incoming::{Incoming, Replier};
+pub use client::{CallError, Client, ClientOptions, Reserved};
+pub use incoming::{Answers, Incoming, Replier};
 pub use server::{Listener, Serving, serve};

@@ -1,5 +1,6 @@
 //! The end of a connection that answers: it accepts connections and hands over their requests.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +13,8 @@ use tokio::sync::Semaphore;
 use super::incoming::failure_text;
 use super::outbox::{Lent, Outbox, write_items};
 use super::socket::{Reader, Socket};
-use super::{Address, Incoming, Replier};
+use super::{Address, Answers, Incoming, Replier};
+use crate::Failure;
 use crate::arena::{Arena, Mapping};
 use crate::messages::{
     Intake, Kind, Limits, Message, PeerMemory, Received, SpoiledCause, Status, StreamError, read,
@@ -22,6 +24,8 @@ use crate::messages::{
 const HELLO_WAIT: Duration = Duration::from_secs(5);
 /// Pause after the system refused a connection, for example because too many files are open.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Why a request is refused while the process drains.
+const ENDING: &str = "the dense half is about to end: send the request to another one";
 
 /// A socket that accepts connections.
 #[derive(Debug)]
@@ -87,17 +91,10 @@ pub struct Serving {
     pub in_flight_max: usize,
 }
 
-type Handler = Arc<dyn Fn(Incoming) + Send + Sync>;
-
-/// Accept connections and call `on_request` with each request, until `drain` starts. Connections stay open after that:
+/// Accept connections and let `handler` answer each request, until `drain` starts. Connections stay open after that:
 /// they send the replies of open requests, and refuse new ones.
-pub async fn serve(
-    listener: Listener,
-    serving: Serving,
-    drain: Drain,
-    on_request: impl Fn(Incoming) + Send + Sync + 'static,
-) {
-    let on_request: Handler = Arc::new(on_request);
+pub async fn serve(listener: Listener, serving: Serving, drain: Drain, handler: impl Answers) {
+    let handler = Arc::new(handler);
     let connections = Arc::new(Semaphore::new(serving.connections_max));
     let mut accepting = drain.hold();
     let accept = async {
@@ -105,10 +102,9 @@ pub async fn serve(
             let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
             match listener.accept().await {
                 Ok(socket) => {
-                    let (serving, drain, on_request) =
-                        (serving.clone(), drain.clone(), Arc::clone(&on_request));
+                    let (serving, drain, handler) = (serving.clone(), drain.clone(), Arc::clone(&handler));
                     tokio::spawn(async move {
-                        if let Err(error) = serve_connection(socket, &serving, &drain, &on_request).await {
+                        if let Err(error) = serve_connection(socket, &serving, &drain, &*handler).await {
                             tracing::warn!(%error, "a connection ended");
                         }
                         drop(permit);
@@ -131,7 +127,7 @@ async fn serve_connection(
     mut socket: Socket,
     serving: &Serving,
     drain: &Drain,
-    on_request: &Handler,
+    handler: &impl Answers,
 ) -> Result<(), StreamError> {
     let (outbox, mut items) = Outbox::new();
     let lent = Lent::default();
@@ -155,23 +151,24 @@ async fn serve_connection(
     let (mut reader, mut writer) = socket.split();
     // Either half ends the connection. Memory lent to the peer returns when `lent` is dropped.
     tokio::select! {
-        result = receive(&mut reader, serving, (hello.program, memory), &outbox, &lent, drain, on_request) => result,
+        result = receive(&mut reader, serving, (hello.program, memory), &outbox, &lent, drain, handler) => result,
         result = write_items(&mut items, &mut writer, shared, &lent) => Ok(result?),
     }
 }
 
-async fn receive(
+async fn receive<A: Answers>(
     reader: &mut Reader,
     serving: &Serving,
     (expected, memory): (u64, Option<Arc<Mapping>>),
     outbox: &Outbox,
     lent: &Lent,
     drain: &Drain,
-    on_request: &Handler,
+    handler: &A,
 ) -> Result<(), StreamError> {
     let mut intake = Intake::new(serving.arena.clone(), serving.limits);
     intake.peer = memory.map(|memory| PeerMemory { memory, lender: Arc::new(outbox.clone()) });
     let in_flight = Arc::new(Semaphore::new(serving.in_flight_max));
+    let mut places: HashMap<u64, A::Place> = HashMap::new();
     loop {
         // Not reading is what slows a sender down that has too many requests in flight.
         let Ok(permit) = Arc::clone(&in_flight).acquire_owned().await else { return Ok(()) };
@@ -181,13 +178,11 @@ async fn receive(
                 let hold = Some(Box::new((drain.hold(), permit)) as _);
                 let replier = Replier { id, trace, program, outbox: outbox.clone(), hold };
                 let deadline = Instant::now() + request.time_left;
+                let place = places.remove(&id);
                 if drain.has_started() {
-                    replier.fail(
-                        Status::Draining,
-                        "the dense half is about to end: send the request to another one",
-                    );
+                    replier.fail(Status::Draining, ENDING);
                 } else if program == expected {
-                    on_request(Incoming { request, deadline, replier });
+                    handler.answer(Incoming { request, deadline, replier }, place);
                 } else {
                     replier.fail(
                         Status::UnknownProgram,
@@ -195,19 +190,48 @@ async fn receive(
                     );
                 }
             }
-            Received::Message(message) if message.kind == Kind::Release => lent.give_back(message.id),
+            Received::Message(request) if request.kind == Kind::Reserve => {
+                let deadline = Instant::now() + request.time_left;
+                let admitted = if drain.has_started() {
+                    Err(Failure::new(Status::Draining, ENDING))
+                } else if places.len() >= serving.in_flight_max {
+                    let text = format!("{} places are reserved: send requests or release some", places.len());
+                    Err(Failure::new(Status::Full, text))
+                } else {
+                    handler.reserve(expected, rows_of(&request), deadline)
+                };
+                let answer = match admitted {
+                    Ok(place) => {
+                        places.insert(request.id, place);
+                        Message::bare(Kind::Reply, request.id)
+                    }
+                    Err(refused) => failure(request.id, refused.status, &refused.text),
+                };
+                outbox.put(answer, None);
+            }
+            Received::Message(message) if message.kind == Kind::Release => {
+                places.remove(&message.id);
+                lent.give_back(message.id);
+            }
             Received::Message(message) => return Err(unexpected("message", message.kind)),
             Received::Spoiled { header, cause } if header.kind == Kind::Request => {
                 let status = match cause {
                     SpoiledCause::Message(_) => Status::Invalid,
                     SpoiledCause::Arena(_) => Status::Full,
                 };
+                places.remove(&header.id);
                 outbox.put(failure(header.id, status, &cause.to_string()), None);
             }
             Received::Spoiled { header, .. } => return Err(unexpected("message", header.kind)),
             Received::End => return Ok(()),
         }
     }
+}
+
+/// Rows that a reservation is for: its one tensor has as many, all of them empty.
+fn rows_of(reservation: &Message) -> u32 {
+    let rows = reservation.tensors.first().and_then(|tensor| tensor.shape.first()).copied().unwrap_or(1);
+    u32::try_from(rows).unwrap_or(u32::MAX)
 }
 
 fn failure(id: u64, status: Status, text: &str) -> Message {

@@ -21,7 +21,7 @@ impl Dense {
         address: &Address,
         arena: Arena,
         in_flight_max: usize,
-        handler: impl Fn(Incoming) + Send + Sync + 'static,
+        handler: impl Answers,
     ) -> Self {
         let server = Server::start(2).unwrap();
         let listener = server.handle().block_on(Listener::bind(address, Exposure::Loopback)).unwrap();

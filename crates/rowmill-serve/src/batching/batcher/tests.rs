@@ -111,6 +111,29 @@ fn an_admitted_request_is_refused_once_it_is_hopeless() {
 }
 
 #[test]
+fn a_reserved_place_counts_for_others_and_runs_once_it_is_filled() {
+    let now = Instant::now();
+    let mut batcher = trained(BatchLimits { batch_requests_max: 1, ..NO_LIMITS }, now);
+    let first = batcher.reserve(now, now + millis(17), 8).unwrap();
+    assert!(batcher.next(now).batch.is_empty());
+    let late = batcher.offer(now, job(now + millis(16), 8, 1)).unwrap_err();
+    assert_eq!(late.refusal, Refusal::WouldDelay { queued: 1 }, "9 ms each");
+    batcher.offer(now, job(now + millis(40), 1, 2)).unwrap();
+    assert_eq!(requests(&batcher.next(now)), [2], "a place that is not filled holds no one up");
+    batcher.fill(first, 8, 3).unwrap();
+    batcher.finish(now + millis(2));
+    assert_eq!(requests(&batcher.next(now + millis(2))), [3]);
+    batcher.finish(now + millis(11));
+    let second = batcher.reserve(now + millis(18), now + millis(40), 1).unwrap();
+    let third = batcher.reserve(now + millis(18), now + millis(50), 1).unwrap();
+    batcher.give_up(third);
+    assert_eq!(batcher.fill(third, 1, 4), Err(4));
+    batcher.next(now + millis(41));
+    assert_eq!(batcher.fill(second, 1, 5), Err(5), "its deadline has passed");
+    assert_eq!(batcher.queued(), 0);
+}
+
+#[test]
 fn one_slow_batch_does_not_make_an_idle_device_refuse_for_ever() {
     let mut now = Instant::now();
     let mut batcher = Batcher::new(NO_LIMITS);
@@ -154,6 +177,8 @@ struct Model {
     limits: BatchLimits,
     service: ServiceTime,
     waiting: Vec<(Instant, u64, u32)>,
+    /// The numbers of those that are reserved, with their places.
+    reserved: Vec<(u64, Place)>,
     running: Option<(Instant, u32)>,
     /// When the last batch ended, if requests waited then.
     ended: Option<Instant>,
@@ -161,6 +186,20 @@ struct Model {
 }
 
 impl Model {
+    fn is_filled(&self, number: u64) -> bool {
+        self.reserved.iter().all(|&(reserved, _)| reserved != number)
+    }
+
+    /// Forget reserved places whose deadlines have passed.
+    fn expire(&mut self, now: Instant) {
+        let reserved = std::mem::take(&mut self.reserved);
+        self.waiting.retain(|&(deadline, number, _)| {
+            deadline >= now || reserved.iter().all(|&(reserved, _)| reserved != number)
+        });
+        let waits = |number| self.waiting.iter().any(|&(_, waiting, _)| waiting == number);
+        self.reserved = reserved.into_iter().filter(|&(number, _)| waits(number)).collect();
+    }
+
     fn time(&self, rows: u32) -> Duration {
         self.service.predict(rows)
     }
@@ -221,15 +260,31 @@ impl Model {
 
 #[derive(Clone, Debug)]
 enum Action {
-    Offer { left_ms: u64, rows: u32 },
+    Offer {
+        left_ms: u64,
+        rows: u32,
+    },
+    Reserve {
+        left_ms: u64,
+        rows: u32,
+    },
+    /// Fill or give up one of the reserved places.
+    Settle {
+        which: usize,
+        fills: bool,
+    },
     Next,
     Finish,
-    Pass { ms: u64 },
+    Pass {
+        ms: u64,
+    },
 }
 
 fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
         4 => (0_u64..120, 1_u32..14).prop_map(|(left_ms, rows)| Action::Offer { left_ms, rows }),
+        2 => (0_u64..120, 1_u32..14).prop_map(|(left_ms, rows)| Action::Reserve { left_ms, rows }),
+        2 => (0_usize..8, any::<bool>()).prop_map(|(which, fills)| Action::Settle { which, fills }),
         2 => Just(Action::Next),
         2 => Just(Action::Finish),
         2 => (0_u64..40).prop_map(|ms| Action::Pass { ms }),
@@ -248,12 +303,37 @@ proptest! {
         let mut now = Instant::now();
         let mut batcher = trained(limits, now);
         let mut model =
-            Model { limits, service: batcher.service.clone(), waiting: Vec::new(), running: None, ended: None, last_end: None };
+            Model { limits, service: batcher.service.clone(), waiting: Vec::new(), reserved: Vec::new(), running: None, ended: None, last_end: None };
         let (mut admitted, mut ended) = (0, 0);
         for (number, action) in (0_u64..).zip(actions) {
             match action {
+                Action::Reserve { left_ms, rows } => {
+                    let deadline = now + millis(left_ms);
+                    model.expire(now);
+                    let admits = model.admits(now, (deadline, number, rows));
+                    let place = batcher.reserve(now, deadline, rows);
+                    prop_assert_eq!(place.is_ok(), admits);
+                    if let Ok(place) = place {
+                        model.waiting.push((deadline, number, rows));
+                        model.reserved.push((number, place));
+                    }
+                }
+                Action::Settle { which, fills } => {
+                    if !model.reserved.is_empty() {
+                        let (number, place) = model.reserved.remove(which % model.reserved.len());
+                        let waiting = model.waiting.iter().position(|waiting| waiting.1 == number).unwrap();
+                        if fills {
+                            prop_assert_eq!(batcher.fill(place, model.waiting[waiting].2, number), Ok(()));
+                            admitted += 1;
+                        } else {
+                            batcher.give_up(place);
+                            model.waiting.remove(waiting);
+                        }
+                    }
+                }
                 Action::Offer { left_ms, rows } => {
                     let deadline = now + millis(left_ms);
+                    model.expire(now);
                     let admits = model.admits(now, (deadline, number, rows));
                     prop_assert_eq!(batcher.offer(now, job(deadline, rows, number)).is_ok(), admits);
                     if admits {
@@ -266,10 +346,14 @@ proptest! {
                     let ran: Vec<u64> = requests(&next);
                     let refused: Vec<u64> = next.refused.iter().map(|refused| refused.job.request).collect();
                     if model.running.is_none() {
-                        let (batches, mut missed) = model.play(now, model.waiting.clone(), None);
+                        model.expire(now);
+                        let mut filled = model.waiting.clone();
+                        filled.retain(|&(_, number, _)| model.is_filled(number));
+                        let (batches, mut missed) = model.play(now, filled, None);
                         let mut batch = batches.first().cloned().unwrap_or_default();
                         let last = model.waiting.iter().find(|waiting| missed.last() == Some(&waiting.1));
                         let is_trial = batch.is_empty()
+                            && model.reserved.is_empty()
                             && last.is_some_and(|&(deadline, _, rows)| model.tries(now, deadline, rows));
                         if is_trial {
                             batch.extend(missed.pop());
@@ -281,7 +365,7 @@ proptest! {
                         let started = model.ended.take().unwrap_or(now);
                         model.running = (!ran.is_empty()).then_some((started, rows));
                         model.waiting.retain(|(_, number, _)| !ran.contains(number) && !refused.contains(number));
-                        prop_assert!(!ran.is_empty() || model.waiting.is_empty());
+                        prop_assert!(!ran.is_empty() || model.waiting.len() == model.reserved.len());
                     } else {
                         prop_assert!(ran.is_empty() && refused.is_empty());
                     }
@@ -291,7 +375,7 @@ proptest! {
                     if model.running.take().is_some() {
                         batcher.finish(now);
                         model.service = batcher.service.clone();
-                        model.ended = (!model.waiting.is_empty()).then_some(now);
+                        model.ended = (model.waiting.len() > model.reserved.len()).then_some(now);
                         model.last_end = Some(now);
                     }
                 }
