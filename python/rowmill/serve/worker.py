@@ -181,7 +181,8 @@ def _warm_up(
                 answers = worker.ask(bundle.name, inputs, min(left, 30.0))
                 break
             except ServingError as error:
-                if time.monotonic() > until or ending.wait(_PAUSE_S):
+                # A last try without time would say that the time is over, and not why.
+                if time.monotonic() + 2 * _PAUSE_S > until or ending.wait(_PAUSE_S):
                     raise ServingError(
                         f"{bundle.name} does not answer its example {number}: {error}"
                     ) from None
