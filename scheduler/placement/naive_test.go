@@ -190,7 +190,7 @@ func (n *naive) promised(key [2]string) (sum Demand) {
 		for number := range max(service.Groups, 1) {
 			in := &Instance{Service: name, Group: number}
 			counts := map[[2]string]int{}
-			rest := service.Expected.times(n.options.Growth)
+			rest := service.Expected.Times(n.options.Growth)
 			for _, a := range n.running {
 				if a.Service == name && a.Group == number {
 					node := n.node(a.Node)
@@ -215,7 +215,7 @@ func (n *naive) promised(key [2]string) (sum Demand) {
 // spines returns the spines that an instance may use, best first.
 func (n *naive) spines(in *Instance) [][2]string {
 	service := n.services[in.Service]
-	asked := service.Expected.times(n.options.Growth)
+	asked := service.Expected.Times(n.options.Growth)
 	if asked == (Demand{}) {
 		asked = DemandOf([]Instance{*in})
 	}

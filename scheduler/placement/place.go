@@ -58,7 +58,7 @@ func (c *Cluster) search(in *Instance, g *group, only *spine) *host {
 
 // askedFor returns the demand by which the spine of a new group is chosen.
 func (c *Cluster) askedFor(in *Instance, g *group) Demand {
-	if asked := g.service.Expected.times(c.options.Growth); asked != (Demand{}) {
+	if asked := g.service.Expected.Times(c.options.Growth); asked != (Demand{}) {
 		return asked
 	}
 	return DemandOf([]Instance{*in})

@@ -53,7 +53,7 @@ func (c *Cluster) placeGroup(instances []Instance) ([]Assignment, error) {
 		}
 		return placed, nil
 	}
-	asked := g.service.Expected.times(c.options.Growth)
+	asked := g.service.Expected.Times(c.options.Growth)
 	if asked == (Demand{}) {
 		asked = DemandOf(instances)
 	}

@@ -35,6 +35,7 @@ type Shortage struct {
 	Needs, Has int64
 }
 
+// String writes no percent sign: schedulers use the text as a format of events.
 func (s Shortage) String() string {
 	switch s.Rule {
 	case RuleSpine:
@@ -48,11 +49,11 @@ func (s Shortage) String() string {
 	case RuleGPU:
 		return fmt.Sprintf("has %d GPUs or partitions free, needs %d", s.Has, s.Needs)
 	case RuleNIC:
-		return fmt.Sprintf("has %d %% of a NIC free, needs %d", s.Has, s.Needs)
+		return fmt.Sprintf("has %d percent of a NIC free, needs %d", s.Has, s.Needs)
 	case RuleDensity:
 		return fmt.Sprintf("may hold %d instances of the service, needs room for %d", s.Has, s.Needs)
 	default:
-		return fmt.Sprintf("has %d %% of a NIC free on the uplink of its leaf, needs %d", s.Has, s.Needs)
+		return fmt.Sprintf("has %d percent of a NIC free on the uplink of its leaf, needs %d", s.Has, s.Needs)
 	}
 }
 

@@ -114,7 +114,8 @@ func (d Demand) Max(other Demand) Demand {
 	return d.Plus(other.Plus(d, -1).positive(), 1)
 }
 
-func (d Demand) times(factor float64) Demand {
+// Times returns a multiple, rounded down.
+func (d Demand) Times(factor float64) Demand {
 	scaled := func(value int64) int64 { return int64(float64(value) * factor) }
 	return Demand{
 		Resources: Resources{scaled(d.Cores), scaled(d.Memory), scaled(d.Disk)},

@@ -136,7 +136,7 @@ func (g *group) promise(growth float64, sign int) {
 	if g.count == 0 {
 		return
 	}
-	rest := g.service.Expected.times(growth)
+	rest := g.service.Expected.Times(growth)
 	rest.subtractDemand(g.used)
 	rest = rest.positive()
 	if sign > 0 {

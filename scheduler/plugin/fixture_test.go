@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/component-base/metrics"
+	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/backend/cache"
 	"k8s.io/kubernetes/pkg/scheduler/backend/queue"
@@ -35,6 +36,15 @@ type fixture struct {
 	snapshot *cache.Snapshot
 	nodes    []*v1.Node
 	registry metrics.KubeRegistry
+	// activated receives the pods that the plugin wants to be tried again.
+	activated chan string
+}
+
+// Activate implements the framework's PodActivator.
+func (f *fixture) Activate(_ klog.Logger, pods map[string]*v1.Pod) {
+	for _, p := range pods {
+		f.activated <- p.Name
+	}
 }
 
 func node(name, spine, leaf, cores, nic string) *v1.Node {
@@ -57,21 +67,27 @@ func unknown(args string) *runtime.Unknown {
 	return &runtime.Unknown{Raw: []byte(args), ContentType: runtime.ContentTypeJSON}
 }
 
-func newFixture(t *testing.T, args string, nodes []*v1.Node, pods ...*v1.Pod) *fixture {
+func newFixture(t *testing.T, args string, nodes []*v1.Node, more ...runtime.Object) *fixture {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
-	f := &fixture{T: t, ctx: ctx, nodes: nodes, registry: metrics.NewKubeRegistry()}
+	f := &fixture{T: t, ctx: ctx, nodes: nodes, registry: metrics.NewKubeRegistry(), activated: make(chan string, 100)}
 	var objects []runtime.Object
 	for _, n := range nodes {
 		objects = append(objects, n)
 	}
-	for _, p := range pods {
-		objects = append(objects, p)
+	var pods []*v1.Pod
+	for _, object := range more {
+		objects = append(objects, object)
+		if p, ok := object.(*v1.Pod); ok {
+			pods = append(pods, p)
+		}
 	}
 	client := fake.NewClientset(objects...)
 	factory := informers.NewSharedInformerFactory(client, 0)
 	f.snapshot = cache.NewSnapshot(pods, nodes)
+	schedulermetrics.Register()
+	waiting := queue.NewTestQueueWithInformerFactory(ctx, nil, factory)
 	build := NewFactory(f.registry.MustRegister)
 	withArgs := func(ctx context.Context, _ runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
 		built, err := build(ctx, unknown(args), handle)
@@ -80,7 +96,6 @@ func newFixture(t *testing.T, args string, nodes []*v1.Node, pods ...*v1.Pod) *f
 		}
 		return built, err
 	}
-	schedulermetrics.Register()
 	var err error
 	f.fwk, err = frameworktesting.NewFramework(ctx, []frameworktesting.RegisterPluginFunc{
 		frameworktesting.RegisterQueueSortPlugin(queuesort.Name, queuesort.New),
@@ -88,7 +103,7 @@ func newFixture(t *testing.T, args string, nodes []*v1.Node, pods ...*v1.Pod) *f
 		frameworktesting.RegisterPluginAsExtensions(Name, withArgs, "PreFilter", "Filter", "PostFilter", "PreScore", "Score", "Reserve"),
 	}, "test",
 		frameworkruntime.WithClientSet(client), frameworkruntime.WithInformerFactory(factory), frameworkruntime.WithSnapshotSharedLister(f.snapshot),
-		frameworkruntime.WithPodNominator(queue.NewTestQueue(ctx, nil)))
+		frameworkruntime.WithPodNominator(waiting), frameworkruntime.WithPodActivator(f))
 	if err != nil {
 		t.Fatal(err)
 	}

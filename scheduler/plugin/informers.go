@@ -4,6 +4,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 )
 
 // follow keeps the state equal to the nodes and pods of informers.
@@ -32,7 +33,23 @@ func (s *state) follow(factory informers.SharedInformerFactory) ([]cache.Informe
 	if err != nil {
 		return nil, err
 	}
-	return []cache.InformerSynced{nodes.HasSynced, pods.HasSynced}, nil
+	sets, stateful := factory.Apps().V1().ReplicaSets(), factory.Apps().V1().StatefulSets()
+	synced := []cache.InformerSynced{nodes.HasSynced, pods.HasSynced, sets.Informer().HasSynced, stateful.Informer().HasSynced}
+	s.replicas = func(by owner) int {
+		switch by.kind {
+		case "ReplicaSet":
+			if set, err := sets.Lister().ReplicaSets(by.namespace).Get(by.name); err == nil {
+				return int(ptr.Deref(set.Spec.Replicas, 1))
+			}
+		case "StatefulSet":
+			if set, err := stateful.Lister().StatefulSets(by.namespace).Get(by.name); err == nil {
+				return int(ptr.Deref(set.Spec.Replicas, 1))
+			}
+		}
+		// Other owners, and those that are gone, add no pods that could be foreseen.
+		return 0
+	}
+	return synced, nil
 }
 
 func (s *state) nodeEvent(object any) {

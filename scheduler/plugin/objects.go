@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
 
 	"rowmill.io/scheduler/placement"
@@ -15,6 +16,16 @@ const mebibyte = 1 << 20
 // belongs reports whether a pod belongs to a service.
 func belongs(pod *v1.Pod) bool {
 	return pod.Labels[kube.ServiceLabel] != ""
+}
+
+// owner is the controller that makes pods; the zero value is none.
+type owner struct{ namespace, kind, name string }
+
+func ownerOf(pod *v1.Pod) owner {
+	if by := metav1.GetControllerOf(pod); by != nil {
+		return owner{pod.Namespace, by.Kind, by.Name}
+	}
+	return owner{}
 }
 
 // instanceOf reads what a pod requests and the service to which it belongs. With an error, the result has the pod's

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
@@ -37,6 +38,11 @@ type Plugin struct {
 	state   *state
 	metrics *ruleMetrics
 	synced  func(context.Context) error
+	// nominated lists the pods for which preemption makes room on a node.
+	nominated func(node string) []fwk.PodInfo
+	// snapshot returns the nodes and pods of the scheduler's current cycle.
+	snapshot func() fwk.SharedLister
+	retries  *retries
 }
 
 var _ fwk.Plugin = &Plugin{}
@@ -71,7 +77,11 @@ func NewFactory(register func(...metrics.Registerable)) frameworkruntime.PluginF
 		if err != nil {
 			return nil, fmt.Errorf("plugin %s: follow nodes and pods: %w", Name, err)
 		}
-		shared = &Plugin{state: s, metrics: m, synced: waitOnce(synced)}
+		shared = &Plugin{
+			state: s, metrics: m, synced: waitOnce(synced),
+			nominated: handle.NominatedPodsForNode, snapshot: handle.SnapshotSharedLister,
+			retries: &retries{activate: handle.Activate, logger: s.logger, counts: map[types.UID]int{}},
+		}
 		return shared, nil
 	}
 }
@@ -99,6 +109,8 @@ const stateKey fwk.StateKey = Name
 // cycle is the data about one scheduling cycle of one pod.
 type cycle struct {
 	question *placement.Question
+	// freed is the count of the state when the cycle began.
+	freed int
 	// assumed grows while the framework asks what would be if pods were gone or nominated pods ran.
 	assumed placement.Change
 	// preference is set by PreScore.

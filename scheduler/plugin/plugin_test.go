@@ -3,10 +3,16 @@ package plugin
 import (
 	"strings"
 	"testing"
+	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/backend/cache"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
+	"k8s.io/utils/ptr"
 
 	"rowmill.io/scheduler/placement"
 	"rowmill.io/scheduler/placement/kube"
@@ -151,6 +157,26 @@ func TestPreemptionSeesWhatItFrees(t *testing.T) {
 	}
 }
 
+func TestNewServicePreemptsBelowOneSpine(t *testing.T) {
+	f := newFixture(t, "", fabric("4", "0"), pod("a", "x", "1", "0").Obj(), pod("d", "x", "1", "0").Obj())
+	nominate := func(name, node string) {
+		info, err := framework.NewPodInfo(pod(name, "x", "1", "0").Obj())
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.fwk.AddNominatedPod(f.plugin.state.logger, info, &fwk.NominatingInfo{NominatingMode: fwk.ModeOverride, NominatedNodeName: node})
+	}
+	nominate("a", "1-1-0")
+	f.mustFit(pod("b", "x", "1", "0").Obj(), "1-0-0", "1-0-1", "1-1-0", "1-1-1")
+	// The pod itself may still go elsewhere, and other services are not concerned.
+	f.mustFit(pod("a", "x", "1", "0").Obj(), "0-0-0", "0-0-1", "0-1-0", "0-1-1", "1-0-0", "1-0-1", "1-1-0", "1-1-1")
+	f.mustPrefer(pod("c", "y", "1", "0").Obj(), "0-0-0", "0-0-1")
+	nominate("d", "0-0-0")
+	f.mustFit(pod("b", "x", "1", "0").Obj(), "0-0-0", "0-0-1", "0-1-0", "0-1-1")
+	f.place(pod("b", "x", "1", "0").Obj())
+	f.mustFit(pod("a", "x", "1", "0").Obj(), "0-0-0", "0-0-1", "0-1-0", "0-1-1")
+}
+
 func TestEventsNameEachRule(t *testing.T) {
 	f := newFixture(t, "", fabric("4", "100"))
 	for _, name := range []string{"a", "b", "c"} {
@@ -171,6 +197,94 @@ func TestEventsNameEachRule(t *testing.T) {
 	f.mustCount("rowmill_scheduler_unschedulable_attempts_total", "spine", 1)
 	f.mustCount("rowmill_scheduler_unschedulable_attempts_total", "density", 0)
 	f.mustCount("rowmill_scheduler_node_rejections_total", "density", 6)
+}
+
+func TestFirstPodCountsTheReplicasOfItsOwner(t *testing.T) {
+	nodes := []*v1.Node{node("roomy", "s0", "l0", "32", "0"), node("tight", "s1", "l0", "6", "0")}
+	for _, one := range []struct {
+		kind string
+		set  runtime.Object
+	}{
+		{"ReplicaSet", &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: "set", Namespace: "n"}, Spec: appsv1.ReplicaSetSpec{Replicas: ptr.To[int32](3)}}},
+		{"StatefulSet", &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "set", Namespace: "n"}, Spec: appsv1.StatefulSetSpec{Replicas: ptr.To[int32](3)}}},
+	} {
+		f := newFixture(t, "", nodes, one.set)
+		owned := func(kind string) *v1.Pod {
+			return pod("a", "x", "4", "0").OwnerReference("set", appsv1.SchemeGroupVersion.WithKind(kind)).Obj()
+		}
+		f.mustPrefer(owned(one.kind), "roomy")
+		f.plugin.state.removePod("a")
+		f.mustPrefer(owned("Job"), "tight")
+	}
+}
+
+func TestPodIsTriedAgainIfTheSchedulerKnowsMore(t *testing.T) {
+	running := pod("a", "x", "1", "0").Annotation(kube.DensityAnnotation, "1").Node("n").Obj()
+	waiting := pod("b", "x", "1", "0").Obj()
+	f := newFixture(t, "", []*v1.Node{node("n", "s", "l", "4", "0"), node("m", "other", "l", "4", "0")}, running)
+	reject := func() {
+		t.Helper()
+		a, state := f.ask(waiting)
+		if len(a.fits) != 0 {
+			t.Fatalf("fits %v", a.fits)
+		}
+		f.fwk.RunPostFilterPlugins(f.ctx, state, waiting, framework.NewDefaultNodeToStatus())
+	}
+	tried := func() bool {
+		select {
+		case <-f.activated:
+			return true
+		case <-time.After(5 * retryDelay):
+			return false
+		}
+	}
+	reject()
+	if tried() {
+		t.Error("the pod is tried again, although nothing differs")
+	}
+	changes := []struct {
+		name   string
+		change func()
+	}{
+		{"a pod is gone", func() { f.snapshot = cache.NewSnapshot(nil, f.nodes) }},
+		{"a node is new", func() {
+			f.snapshot = cache.NewSnapshot([]*v1.Pod{running}, append(f.nodes[:2:2], node("new", "s", "l", "4", "0")))
+		}},
+		{"a node moved to the spine", func() {
+			f.snapshot = cache.NewSnapshot([]*v1.Pod{running}, []*v1.Node{f.nodes[0], node("m", "s", "l", "4", "0")})
+		}},
+		{"a node moved to another leaf", func() {
+			f.snapshot = cache.NewSnapshot([]*v1.Pod{running}, []*v1.Node{node("n", "s", "k", "4", "0"), f.nodes[1]})
+		}},
+	}
+	f.plugin.snapshot = func() fwk.SharedLister { return f.snapshot }
+	for _, one := range changes {
+		one.change()
+		reject()
+		if !tried() {
+			t.Errorf("%s: the pod is not tried again", one.name)
+		}
+	}
+	f.snapshot = cache.NewSnapshot([]*v1.Pod{running}, []*v1.Node{f.nodes[0], node("m", "third", "l", "4", "0")})
+	reject()
+	if tried() {
+		t.Error("a node that moved between other spines does not help")
+	}
+	f.snapshot = cache.NewSnapshot([]*v1.Pod{running}, f.nodes)
+	_, state := f.ask(waiting)
+	f.plugin.state.removePod(running.UID)
+	f.snapshot = cache.NewSnapshot(nil, f.nodes)
+	f.fwk.RunPostFilterPlugins(f.ctx, state, waiting, framework.NewDefaultNodeToStatus())
+	if !tried() {
+		t.Error("a pod went during the attempt: the waiting pod is not tried again")
+	}
+	f.plugin.retries.forget(waiting.UID)
+	for range retriesMax + 1 {
+		f.plugin.retries.again(waiting)
+	}
+	if got := len(f.plugin.retries.counts); got != 0 {
+		t.Errorf("retries have no bound: %v", f.plugin.retries.counts)
+	}
 }
 
 // mustCount checks a counter of a rule.

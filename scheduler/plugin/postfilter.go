@@ -22,9 +22,18 @@ func (p *Plugin) PostFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 		// PreFilter has rejected the pod, and the event says why.
 		return nil, fwk.NewStatus(fwk.Unschedulable)
 	}
+	known, err := p.snapshot().NodeInfos().List()
+	if err != nil {
+		return nil, fwk.AsStatus(err)
+	}
 	p.state.mu.RLock()
-	rejection := c.question.Reject()
+	rejection, behind := c.question.Reject(), c.freed != p.state.freed || p.state.behind(c.question, known)
 	p.state.mu.RUnlock()
+	if behind {
+		p.retries.again(pod)
+	} else {
+		p.retries.forget(pod.UID)
+	}
 	rejection.Instance = pod.Namespace + "/" + pod.Name
 	for rule, nodes := range rejection.Turned {
 		if nodes > 0 {

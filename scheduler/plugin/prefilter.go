@@ -31,16 +31,45 @@ func (p *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.Po
 	s := p.state
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.keep(in)
+	s.keep(in, ownerOf(pod))
 	question, err := s.cluster.Ask(in)
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 	}
-	state.Write(stateKey, &cycle{question: question})
+	state.Write(stateKey, &cycle{question: question, freed: s.freed})
 	if zone, spine, ok := question.Spine(); ok {
 		return &fwk.PreFilterResult{NodeNames: s.nodesBelow(zone, spine)}, nil
 	}
+	if question.Spines() == 0 {
+		// The number of replicas may have changed since the last pod of the service was seen.
+		s.declare(in.Service)
+	}
+	if question.Spines() == 0 && s.args.SpineRule == SpineHard {
+		if at, ok := p.nominatedSpine(&in); ok {
+			return &fwk.PreFilterResult{NodeNames: s.nodesBelow(at.zone, at.name)}, nil
+		}
+	}
 	return nil, nil
+}
+
+// nominatedSpine returns the spine with most pods of a service's group that wait for preemption; the service has no
+// other pods. Without it, pods of a new service would preempt below several spines.
+func (p *Plugin) nominatedSpine(in *placement.Instance) (most spineKey, found bool) {
+	counts := map[spineKey]int{}
+	for name, node := range p.state.nodes {
+		for _, info := range p.nominated(name) {
+			other := p.state.pods[info.GetPod().UID]
+			if other != nil && other.instance.Service == in.Service && other.instance.Group == in.Group && other.instance.Name != in.Name {
+				counts[spineKey{node.Zone, node.Spine}]++
+			}
+		}
+	}
+	for key, count := range counts {
+		if !found || count > counts[most] || count == counts[most] && key.compare(most) < 0 {
+			most, found = key, true
+		}
+	}
+	return most, found
 }
 
 // PreFilterExtensions returns the plugin.

@@ -15,6 +15,7 @@ func (p *Plugin) Reserve(_ context.Context, _ fwk.CycleState, pod *v1.Pod, node 
 	if err := p.state.reserve(pod, node); err != nil {
 		return fwk.AsStatus(err)
 	}
+	p.retries.forget(pod.UID)
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"sync"
@@ -19,6 +20,8 @@ type state struct {
 	args    Args
 	metrics *ruleMetrics
 	logger  klog.Logger
+	// replicas returns how many pods an owner wants.
+	replicas func(owner) int
 
 	mu      sync.RWMutex
 	cluster *placement.Cluster
@@ -29,13 +32,20 @@ type state struct {
 	pods     map[types.UID]*podState
 	onNode   map[string]map[types.UID]*podState
 	services map[string]*serviceState
+	// freed counts changes that may let a pod fit that was rejected before.
+	freed int
 }
 
 type spineKey struct{ zone, name string }
 
+func (k spineKey) compare(other spineKey) int {
+	return cmp.Or(cmp.Compare(k.zone, other.zone), cmp.Compare(k.name, other.name))
+}
+
 // podState is a pod that has not ended.
 type podState struct {
 	instance placement.Instance
+	owner    owner
 	// node is where the pod is bound or reserved; empty while it waits.
 	node string
 	// reserved is true from Reserve until an informer shows the pod bound.
@@ -46,10 +56,17 @@ type podState struct {
 	counted bool
 }
 
-// serviceState adds up what all pods of a service request, waiting ones included, by group.
+// serviceState is what the pods of a service request, waiting ones included, by group and owner.
 type serviceState struct {
 	pods   int
-	groups map[int]placement.Demand
+	groups map[int]map[owner]*ownedPods
+}
+
+type ownedPods struct {
+	pods int
+	sum  placement.Demand
+	// one is what a pod requested last; the owner makes the next ones equal.
+	one placement.Demand
 }
 
 func newState(args Args, m *ruleMetrics, logger klog.Logger) (*state, error) {
@@ -58,7 +75,7 @@ func newState(args Args, m *ruleMetrics, logger klog.Logger) (*state, error) {
 		return nil, err
 	}
 	return &state{
-		args: args, metrics: m, logger: logger, cluster: cluster,
+		args: args, metrics: m, logger: logger, replicas: func(owner) int { return 0 }, cluster: cluster,
 		nodes: map[string]placement.Node{}, below: map[spineKey]sets.Set[string]{},
 		pods: map[types.UID]*podState{}, onNode: map[string]map[types.UID]*podState{}, services: map[string]*serviceState{},
 	}, nil
@@ -85,6 +102,7 @@ func (s *state) setNode(object *v1.Node) {
 		}
 	}
 	s.nodes[node.Name] = node
+	s.freed++
 	clear(s.below)
 	for _, pod := range s.onNode[node.Name] {
 		s.count(pod)
@@ -109,6 +127,7 @@ func (s *state) dropNode(name string) {
 	}
 	s.metrics.unlabelled.remove(name)
 	delete(s.nodes, name)
+	s.freed++
 	clear(s.below)
 }
 
@@ -124,7 +143,7 @@ func (s *state) setPod(object *v1.Pod) {
 	if err != nil && object.Spec.NodeName != "" {
 		s.logger.Error(err, "A running pod is counted without its service", "pod", klog.KObj(object))
 	}
-	pod := s.keep(in)
+	pod := s.keep(in, ownerOf(object))
 	pod.seen = true
 	if object.Spec.NodeName != "" {
 		pod.reserved = false
@@ -144,7 +163,7 @@ func (s *state) dropPod(uid types.UID) {
 		return
 	}
 	s.move(uid, pod, "")
-	s.expect(&pod.instance, -1)
+	s.expect(pod, -1)
 	delete(s.pods, uid)
 }
 
@@ -159,7 +178,7 @@ func (s *state) reserve(object *v1.Pod, node string) error {
 	if _, known := s.nodes[node]; !known {
 		return fmt.Errorf("node %q is not known any more", node)
 	}
-	pod := s.keep(in)
+	pod := s.keep(in, ownerOf(object))
 	pod.reserved = true
 	s.move(object.UID, pod, node)
 	return nil
@@ -181,19 +200,19 @@ func (s *state) unreserve(uid types.UID, node string) {
 }
 
 // keep returns the state of a pod, new or with a changed request.
-func (s *state) keep(in placement.Instance) *podState {
+func (s *state) keep(in placement.Instance, by owner) *podState {
 	uid := types.UID(in.Name)
 	pod := s.pods[uid]
 	if pod == nil {
-		pod = &podState{instance: in}
+		pod = &podState{instance: in, owner: by}
 		s.pods[uid] = pod
-		s.expect(&in, 1)
+		s.expect(pod, 1)
 	} else if pod.instance != in {
 		node := pod.node
 		s.move(uid, pod, "")
-		s.expect(&pod.instance, -1)
+		s.expect(pod, -1)
 		pod.instance = in
-		s.expect(&in, 1)
+		s.expect(pod, 1)
 		s.move(uid, pod, node)
 	}
 	return pod
@@ -209,6 +228,7 @@ func (s *state) move(uid types.UID, pod *podState, node string) {
 			s.logger.Error(err, "A pod cannot be released", "uid", uid)
 		}
 		pod.counted = false
+		s.freed++
 	}
 	if pod.node != "" {
 		delete(s.onNode[pod.node], uid)
@@ -242,25 +262,48 @@ func (s *state) count(pod *podState) {
 	}
 }
 
-// expect adds a pod to (1) or subtracts it from (-1) the expected demand of its service.
-func (s *state) expect(in *placement.Instance, sign int) {
-	name := in.Service
-	service := s.services[name]
+// expect adds a pod to (1) or subtracts it from (-1) what its service requests.
+func (s *state) expect(pod *podState, sign int) {
+	in := &pod.instance
+	service := s.services[in.Service]
 	if service == nil {
-		service = &serviceState{groups: map[int]placement.Demand{}}
-		s.services[name] = service
+		service = &serviceState{groups: map[int]map[owner]*ownedPods{}}
+		s.services[in.Service] = service
+	}
+	if service.groups[in.Group] == nil {
+		service.groups[in.Group] = map[owner]*ownedPods{}
+	}
+	owned := service.groups[in.Group][pod.owner]
+	if owned == nil {
+		owned = &ownedPods{}
+		service.groups[in.Group][pod.owner] = owned
 	}
 	service.pods += sign
-	service.groups[in.Group] = service.groups[in.Group].Plus(placement.DemandOf([]placement.Instance{*in}), sign)
+	owned.pods += sign
+	owned.one = placement.DemandOf([]placement.Instance{*in})
+	owned.sum = owned.sum.Plus(owned.one, sign)
+	if owned.pods == 0 {
+		delete(service.groups[in.Group], pod.owner)
+	}
 	if service.pods == 0 {
-		delete(s.services, name)
-		s.cluster.Withdraw(name)
+		delete(s.services, in.Service)
+		s.cluster.Withdraw(in.Service)
 		return
 	}
+	s.declare(in.Service)
+}
+
+// declare tells the cluster the expected demand of a service: what its pods request, and what their owners will add.
+func (s *state) declare(name string) {
 	declared := placement.Service{Name: name, Spines: s.args.strength()}
-	for group, demand := range service.groups {
+	for group, owners := range s.services[name].groups {
+		var sum placement.Demand
+		for by, owned := range owners {
+			missing := max(s.replicas(by)-owned.pods, 0)
+			sum = sum.Plus(owned.sum, 1).Plus(owned.one.Times(float64(missing)), 1)
+		}
 		declared.Groups = max(declared.Groups, group+1)
-		declared.Expected = declared.Expected.Max(demand)
+		declared.Expected = declared.Expected.Max(sum)
 	}
 	if err := s.cluster.Declare(declared); err != nil {
 		s.logger.Error(err, "A service is placed without its expected demand", "service", name)
