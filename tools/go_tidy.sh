@@ -8,7 +8,7 @@ go=${GO:-../.tools/go-1.26.6/go/bin/go}
 folder=$(mktemp -d)
 trap 'rm -r "$folder"' EXIT
 
-for module in placement plugin; do
+for module in placement plugin testplane; do
     (
         cd "$module"
         cp go.sum "$folder/with.sum"
