@@ -14,6 +14,8 @@ use rowmill_server::{Exposure, Server, bind_tcp, router, start_logs};
 /// What the child does with its one hold: `drops` it when the drain starts, or `keeps` it for ever.
 const ROLE: &str = "ROWMILL_TEST_SERVER";
 const GENEROUS: Duration = Duration::from_mins(1);
+/// More than the buffers of a connection hold.
+const LARGE_BYTES: usize = 32 << 20;
 
 /// Not a test: the program of the child process.
 #[test]
@@ -30,7 +32,8 @@ fn child() {
         bind_tcp("127.0.0.1:0", Exposure::Loopback).unwrap()
     };
     println!("port {}", listener.local_addr().unwrap().port());
-    server.serve_http(listener, router(registry, server.drain()));
+    let large = axum::routing::get(|| async { vec![7_u8; LARGE_BYTES] });
+    server.serve_http(listener, router(registry, server.drain()).route("/large", large));
     let mut hold = server.drain().hold();
     server.handle().spawn(async move {
         hold.draining().await;
@@ -128,6 +131,26 @@ fn metrics_and_health_are_served_and_sigterm_drains() {
     let (status, log) = process.end();
     assert_eq!(status.code(), Some(0), "{log}");
     assert!(log.contains("\"message\":\"received SIGTERM, draining\""), "{log}");
+}
+
+#[test]
+fn a_response_that_is_being_sent_when_the_drain_ends_arrives_whole() {
+    let process = Process::start("drops", &[]);
+    let idle = TcpStream::connect(("127.0.0.1", process.port)).unwrap();
+    let mut stream = TcpStream::connect(("127.0.0.1", process.port)).unwrap();
+    write!(stream, "GET /large HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+    let mut begin = [0; 16];
+    stream.read_exact(&mut begin).unwrap();
+    assert!(begin.starts_with(b"HTTP/1.1 200"));
+    process.signal(libc::SIGTERM);
+    until("the port closes", || TcpStream::connect(("127.0.0.1", process.port)).is_err());
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).unwrap();
+    assert!(rest.len() > LARGE_BYTES, "{} bytes of {LARGE_BYTES}", rest.len());
+    let (status, log) = process.end();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(!log.contains("did not receive"), "{log}");
+    drop(idle);
 }
 
 #[test]
