@@ -133,6 +133,11 @@ pub struct Ask {
 pub struct Answer(pub(super) oneshot::Sender<Result<Vec<Tensor>, Problem>>);
 
 impl Answer {
+    /// Wait until the sender of the request has given up.
+    pub async fn given_up(&mut self) {
+        self.0.closed().await;
+    }
+
     /// Answer with the model's outputs, or the best candidates, named by their numbers.
     pub fn reply(self, outputs: Vec<Tensor>) {
         // The sender of the request may have gone away.

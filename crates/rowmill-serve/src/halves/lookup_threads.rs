@@ -160,6 +160,10 @@ impl Work {
     fn run(self, arena: &Arena, is_alone: bool) {
         let Self { job, rows, deadline, stage, predicted, mut turn, answer } = self;
         turn.begin();
+        if answer.is_closed() {
+            // The sender of the request has given up.
+            return;
+        }
         let begin = Instant::now();
         let left = deadline.saturating_duration_since(begin);
         let needed = predicted + stage.rest();
@@ -181,7 +185,7 @@ impl Work {
             }
             result
         };
-        // The sender of the request may have given up.
+        // It may have given up meanwhile.
         let _ = answer.send(result);
     }
 }
@@ -313,6 +317,20 @@ mod tests {
         assert_eq!(fixture.status(late).unwrap_err().0, Status::Late);
         fixture.status(blocked).unwrap();
         assert_eq!(fixture.stage.metrics.refused(Reason::Delayed), 1);
+    }
+
+    #[test]
+    fn the_job_of_a_sender_that_has_given_up_does_not_run() {
+        let fixture = Fixture::new(1, 10);
+        let (release, blocked) = fixture.block();
+        let given_up = fixture.ask(Part::First, LONG, || panic!("it runs"));
+        given_up.abort();
+        assert!(fixture.runtime.block_on(given_up).unwrap_err().is_cancelled());
+        release.send(()).unwrap();
+        fixture.status(blocked).unwrap();
+        fixture.status(fixture.ask(Part::First, LONG, || ())).unwrap();
+        fixture.until_idle();
+        assert_eq!(fixture.stage.metrics.run.count(), 2);
     }
 
     #[test]

@@ -190,13 +190,18 @@ impl Served {
         let infer = move |ask: Ask| {
             let served = Arc::clone(&served);
             runtime.spawn(async move {
-                match served.answer(ask.given, ask.top, ask.trace, ask.deadline).await {
-                    Ok(outputs) => ask.answer.reply(outputs),
+                let Ask { given, top, trace, deadline, mut answer } = ask;
+                let found = tokio::select! {
+                    found = served.answer(given, top, trace, deadline) => found,
+                    () = answer.given_up() => return,
+                };
+                match found {
+                    Ok(outputs) => answer.reply(outputs),
                     Err(Failure { status, text }) => {
                         if status == Status::Failed {
                             tracing::error!(reason = text, "a request failed");
                         }
-                        ask.answer.fail(status, text);
+                        answer.fail(status, text);
                     }
                 }
             });
