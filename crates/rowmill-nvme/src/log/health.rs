@@ -39,6 +39,13 @@ impl Health {
     }
 }
 
+impl Health {
+    /// The log page.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.as_bytes().to_vec()
+    }
+}
+
 impl Default for Health {
     fn default() -> Health {
         Health::new()
