@@ -92,7 +92,7 @@ class _Comparison:
         network = self._stack.enter_context(namespaces()) if "netns" in self._ways else None
         rows = self._part.bundles.rows * self._shape.features * D * 4
         flags = ["--memory", f"{(rows * 5 // 4 >> 20) + 256}MiB", "--wire-memory", "1GiB"]
-        flags += ["--batch-requests", "1", "--slo", str(_PATIENT_S)]
+        flags += ["--preload", "--batch-requests", "1", "--slo", str(_PATIENT_S)]
         patient = self._load(5.0, _PATIENT_S, senders=2)
         for way in self._ways:
             made = deployment(way, self._bundle, self._part.folder, flags, network)

@@ -59,6 +59,12 @@ def add_serve(commands: Any) -> None:
         default=None,
         help="allow addresses other than loopback; connections are neither encrypted nor authenticated",
     )
+    parser.add_argument(
+        "--preload",
+        action="store_true",
+        default=None,
+        help="read rows into memory before the worker is ready, as far as --memory allows",
+    )
     parser.set_defaults(command=_serve, interrupted="")
 
 
@@ -66,7 +72,7 @@ def _serve(parsed: argparse.Namespace) -> int:
     from rowmill.serve.settings import read_settings
     from rowmill.serve.worker import serve
 
-    flags = {key: getattr(parsed, key) for key in (*_FLAGS, "insecure")}
+    flags = {key: getattr(parsed, key) for key in (*_FLAGS, "insecure", "preload")}
     settings = read_settings(
         parsed.config, {key: value for key, value in flags.items() if value is not None}
     )

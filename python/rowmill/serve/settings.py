@@ -39,6 +39,7 @@ class ServeSettings:
         request_max: Bytes of a request.
         slo: Seconds in which requests without a timeout are answered.
         drain: Seconds that open requests get when the worker ends.
+        preload: Read rows into memory before the worker is ready, as far as `memory` allows.
         warm_up: Seconds until the models must have answered their examples.
         lookup_threads: Threads that run CPU halves; 0: one per core.
         network_threads: Threads that wait for sockets.
@@ -62,6 +63,7 @@ class ServeSettings:
     request_max: int = 64 << 20
     slo: float = 1.0
     drain: float = 30.0
+    preload: bool = False
     warm_up: float = 120.0
     lookup_threads: int = 0
     network_threads: int = 2

@@ -13,6 +13,7 @@ import numpy as np
 
 from rowmill import _core
 from rowmill.errors import InvalidInput, ServingError
+from rowmill.serve.preload import preload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,6 +75,9 @@ def serve(bundles: Sequence[BundleFiles], settings: ServeSettings) -> None:
         def warm_up() -> None:
             try:
                 if settings.role != "dense":
+                    if settings.preload:
+                        for store in parts.stores:
+                            preload(store.core, ending)
                     for bundle in bundles:
                         _warm_up(worker, bundle, settings.warm_up, ending)
                 worker.set_ready()

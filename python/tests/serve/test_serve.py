@@ -163,7 +163,7 @@ def test_two_halves_answer_equally_and_recover_from_a_killed_dense_half(
     dense = ("--role", "dense", "--metrics-port", "0", "--wire-memory", "32MiB", "--listen")
     with worker(*bundles.paths, *dense, listen) as first:
         address = first.addresses["dense"]
-        cpu = ("--role", "cpu", "--dense", address)
+        cpu = ("--role", "cpu", "--dense", address, "--preload")
         with worker(*bundles.paths, *cpu, *_ANY) as front:
             answers_alike(front.addresses["http"], bundles)
             first.kill()
