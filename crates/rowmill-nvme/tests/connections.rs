@@ -60,6 +60,73 @@ fn the_largest_transfers_fit_and_larger_ones_are_refused() {
 }
 
 #[test]
+fn data_that_a_capsule_may_not_hold_is_asked_for() {
+    let (mut node, now) = (Node::new(), Instant::now());
+    let (_, setup, ready) = connect_admin(&mut node, now, NONE, 9000, &nqn(1)).unwrap();
+    assert_eq!(
+        (ready.capsule_data_bytes, ready.transfer_bytes_max),
+        (CAPSULE_DATA_BYTES, TRANSFER_BYTES_MAX)
+    );
+    let mut io = connect_io(&mut node, now, NONE, 9000, &setup, &ready, 1);
+    // As at a controller without room in its capsules.
+    let limits = HostLimits {
+        digests: NONE,
+        commands_max: 4,
+        capsule_data_bytes: 0,
+        setup_time: Duration::from_secs(1),
+    };
+    let mut host = HostConnection::new(now, limits);
+    std::mem::swap(&mut io.host, &mut host);
+    io.index = node.open(now);
+    io.pump(&mut node, now);
+    io.events.clear();
+    let SetupStep::Send { command, exchange, .. } = setup.connect_io(&ready, 2, 4) else { panic!() };
+    assert_eq!(io.status(&mut node, now, command, exchange), Status::SUCCESS);
+    let before = io.received.len();
+    let write = commands::write(BLOCKS, blocks(30, 1), false);
+    assert_eq!(io.status(&mut node, now, write, Exchange::Send(vec![5; 512])), Status::SUCCESS);
+    assert_eq!(io.received[before], 9, "an R2T");
+    assert_eq!(node.content[30 << 9..31 << 9], [5; 512]);
+}
+
+#[test]
+fn answers_follow_the_alignment_and_the_queue_of_the_host() {
+    let (mut node, now) = (Node::new(), Instant::now());
+    let (admin, ..) = connect_admin(&mut node, now, NONE, 9000, &nqn(1)).unwrap();
+    let mut sent = admin.sent;
+    // Data starts at multiples of 32 words.
+    sent[10] = 31;
+    let mut node = Node::new();
+    let index = node.open(now);
+    let (mut data, mut heads) = (0, Vec::new());
+    let mut rest = &sent[..];
+    while !rest.is_empty() {
+        let (pdu, after) = rest.split_at(u32::from_le_bytes(rest[4..8].try_into().unwrap()) as usize);
+        rest = after;
+        node.connections[index].connection.receive(pdu);
+        node.work(now, index);
+        let connection = &mut node.connections[index].connection;
+        let answer: Vec<u8> = connection.unsent().flatten().copied().collect();
+        connection.sent(answer.len());
+        let mut answers = &answer[..];
+        if answers[0] == 7 {
+            data += 1;
+            assert_eq!(
+                (answers[3], u32::from_le_bytes(answers[4..8].try_into().unwrap())),
+                (128, 128 + 4096)
+            );
+            answers = &answers[128 + 4096..];
+        }
+        if answers[0] == 5 {
+            heads.push(u16::from_le_bytes(answers[16..18].try_into().unwrap()));
+        }
+    }
+    assert_eq!(data, 2, "Identify, twice");
+    // The head of the submission queue moves by one with every response.
+    assert_eq!(heads, (1..=heads.len() as u16).collect::<Vec<_>>());
+}
+
+#[test]
 fn identify_and_log_pages_say_what_is_there() {
     let (mut node, now) = (Node::new(), Instant::now());
     let (mut admin, ..) = connect_admin(&mut node, now, NONE, 5000, &nqn(1)).unwrap();
@@ -221,7 +288,12 @@ fn a_connection_that_is_not_set_up_ends() {
     node.connections[index].connection.expire(deadline);
     node.work(deadline, index);
     assert_eq!(node.closed, [(index, Closed::TimedOut)]);
-    let limits = HostLimits { digests: NONE, commands_max: 1, setup_time: Duration::from_secs(1) };
+    let limits = HostLimits {
+        digests: NONE,
+        commands_max: 1,
+        capsule_data_bytes: CAPSULE_DATA_BYTES,
+        setup_time: Duration::from_secs(1),
+    };
     let mut host = HostConnection::new(now, limits);
     host.expire(now + limits.setup_time);
     assert_eq!(host.poll(), Some(HostEvent::Closed(HostClosed::TimedOut)));

@@ -196,6 +196,7 @@ fn host_case(all: &[Recording], scratch: &mut Vec<u8>, rng: &mut Rng64, tally: &
     let limits = HostLimits {
         digests: recording.digests,
         commands_max: recording.submitted.len(),
+        capsule_data_bytes: CAPSULE_DATA_BYTES,
         setup_time: Duration::from_secs(10),
     };
     let mut host = HostConnection::new(recording.now, limits);

@@ -64,7 +64,12 @@ impl Queue {
     fn open(address: SocketAddr, digests: Digests) -> Queue {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let limits = HostLimits { digests, commands_max: 16, setup_time: PATIENCE };
+        let limits = HostLimits {
+            digests,
+            commands_max: 16,
+            capsule_data_bytes: CAPSULE_DATA_BYTES,
+            setup_time: PATIENCE,
+        };
         let mut queue = Queue { stream, host: HostConnection::new(Instant::now(), limits) };
         assert_eq!(queue.event(), HostEvent::Initialized);
         queue

@@ -62,6 +62,11 @@ pub mod capability {
         (value >> 24) as u8
     }
 
+    /// The smallest memory page is 2 to this power: 12 plus bits 48 to 51.
+    pub fn page_shift_min(value: u64) -> u32 {
+        12 + (value >> 48 & 0xf) as u32
+    }
+
     /// CAP of a controller of the NVM command set whose queues have at most this many entries, less one, and are
     /// contiguous, and which is ready within 15 s.
     pub fn encode(queue_size_max: u16) -> u64 {

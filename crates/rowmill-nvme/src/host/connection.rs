@@ -25,6 +25,9 @@ pub struct HostLimits {
     pub digests: Digests,
     /// Most commands at a time.
     pub commands_max: usize,
+    /// Most bytes of data that commands other than those of fabrics have in their capsule: 8 KiB on an admin queue,
+    /// [`Ready::capsule_data_bytes`](crate::Ready) on an I/O queue.
+    pub capsule_data_bytes: usize,
     /// The time until the controller has initialized the connection.
     pub setup_time: Duration,
 }
@@ -159,7 +162,9 @@ impl HostConnection {
             bytes <= TRANSFER_BYTES_MAX,
             "a command has at most {TRANSFER_BYTES_MAX} bytes of data, not {bytes}"
         );
-        let is_in_capsule = (1..=CAPSULE_DATA_BYTES).contains(&to_send.len());
+        let is_fabrics = command.fabrics_kind().is_some();
+        let capsule_bytes = if is_fabrics { CAPSULE_DATA_BYTES } else { self.limits.capsule_data_bytes };
+        let is_in_capsule = (1..=capsule_bytes).contains(&to_send.len());
         command.cid = cid.into();
         command.sgl = if is_in_capsule { Sgl::capsule(bytes as u32) } else { Sgl::transfer(bytes as u32) };
         let to_send = Arc::new(to_send);

@@ -12,6 +12,7 @@ use crate::command::{
 };
 use crate::identify::{EVENT_NAMESPACE, IDENTIFY_BYTES, IdentifyController, cns};
 use crate::vendor::VendorArea;
+use crate::{CAPSULE_DATA_BYTES, TRANSFER_BYTES_MAX};
 
 /// Of the result of a Connect: the host must authenticate, with or without a secure channel.
 const AUTHENTICATION_BITS: u64 = 3 << 17;
@@ -58,6 +59,10 @@ pub struct Ready {
     pub io_queues: u16,
     /// Most entries of an I/O queue.
     pub io_queue_entries_max: u16,
+    /// Most bytes of data in a command capsule of an I/O queue.
+    pub capsule_data_bytes: usize,
+    /// Most bytes of data of one command: at most 512 KiB.
+    pub transfer_bytes_max: usize,
     /// Limits of commands on rows; none, if the controller has none.
     pub area: Option<VendorArea>,
     /// Numbers of active namespaces.
@@ -138,6 +143,7 @@ pub struct Setup {
     stage: Stage,
     auth: Option<HostAuth>,
     ready_timeout: Duration,
+    page_shift: u32,
     ready: Ready,
 }
 
@@ -160,6 +166,7 @@ impl Setup {
             stage: Stage::Connect,
             auth: None,
             ready_timeout: Duration::ZERO,
+            page_shift: 0,
             ready: Ready::default(),
         }
     }
@@ -250,6 +257,7 @@ impl Setup {
                 let halves = u32::from(capability::ready_timeout_halves(result)) + 1;
                 self.ready_timeout = Duration::from_millis(500) * halves;
                 self.ready.io_queue_entries_max = capability::queue_size_max(result).saturating_add(1);
+                self.page_shift = capability::page_shift_min(result);
                 let value = configuration::ENABLE | configuration::ENTRY_SIZES;
                 (Stage::Enable, send(Property::Configuration.set(value.into()), Exchange::None))
             }
@@ -276,6 +284,8 @@ impl Setup {
                 let identified = IdentifyController::ref_from_bytes(data);
                 let identified = identified.map_err(|_| SetupError::Damaged { command })?;
                 self.ready.area = Some(identified.vendor_area).filter(VendorArea::is_valid);
+                self.ready.capsule_data_bytes = capsule_data_bytes(identified);
+                self.ready.transfer_bytes_max = transfer_bytes_max(identified, self.page_shift);
                 if self.subsystem.as_str() == DISCOVERY_NQN {
                     return Ok(self.finish());
                 }
@@ -308,10 +318,112 @@ impl Setup {
     }
 }
 
+/// A controller whose data does not follow the command at once gets no data in capsules.
+fn capsule_data_bytes(identified: &IdentifyController) -> usize {
+    let capsule_bytes = identified.command_capsule.get() as usize * 16;
+    let follows = identified.capsule_data_offset.get() == 0;
+    if follows { capsule_bytes.saturating_sub(size_of::<Command>()).min(CAPSULE_DATA_BYTES) } else { 0 }
+}
+
+fn transfer_bytes_max(identified: &IdentifyController, page_shift: u32) -> usize {
+    // 0 is no limit.
+    let shift = u32::from(identified.transfer_shift);
+    let limit = 1_usize.checked_shl(shift + page_shift).filter(|_| shift > 0);
+    limit.unwrap_or(TRANSFER_BYTES_MAX).min(TRANSFER_BYTES_MAX)
+}
+
 fn authenticated() -> (Stage, SetupStep) {
     (Stage::Capabilities, send(Property::Capabilities.get(), Exchange::None))
 }
 
 fn send(command: Command, exchange: Exchange) -> SetupStep {
     SetupStep::Send { command, exchange, not_before: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromZeros;
+
+    use super::*;
+
+    fn completion(result: u64, status: Status) -> Completion {
+        Completion {
+            result: result.into(),
+            status: Completion::status_field(status, false),
+            ..Completion::new_zeroed()
+        }
+    }
+
+    fn success(result: u64) -> Completion {
+        completion(result, Status::SUCCESS)
+    }
+
+    /// A set-up whose next command is Property Get of the status.
+    fn waiting(now: Instant) -> Setup {
+        let name = Nqn::from_uuid([1; 16]);
+        let host = HostIdentity { name: name.clone(), id: [0; 16], key: None, controller_key: None };
+        let mut setup = Setup::new(host, name, 0, 4, [0; 32]);
+        // Ready within 1 s; pages of 8 KiB.
+        for result in [7, 127 | 1 << 24 | 1 << 48, 0] {
+            setup.next(now, &success(result), &[], true).unwrap();
+        }
+        setup
+    }
+
+    #[test]
+    fn a_controller_that_never_gets_ready_is_given_up() {
+        let now = Instant::now();
+        let mut setup = waiting(now);
+        let step = setup.next(now, &success(0), &[], true).unwrap();
+        let SetupStep::Send { not_before, .. } = step else { panic!("{step:?}") };
+        assert_eq!(not_before, Some(now + READY_POLL));
+        let late = now + Duration::from_secs(1);
+        let error = setup.next(late, &success(0), &[], true).unwrap_err();
+        assert_eq!(error, SetupError::NotReady(Duration::from_secs(1)));
+        assert_eq!(waiting(now).next(now, &success(2), &[], true).unwrap_err(), SetupError::Fatal);
+    }
+
+    #[test]
+    fn failed_and_damaged_commands_are_named() {
+        let now = Instant::now();
+        let error = waiting(now).next(now, &completion(0, Status::INVALID_FIELD), &[], true).unwrap_err();
+        assert_eq!(error.to_string(), "Property Get failed: invalid field (0/0x02)");
+        let mut setup = waiting(now);
+        setup.next(now, &success(1), &[], true).unwrap();
+        for (data, is_intact) in [(vec![0; 4095], true), (vec![0; 4096], false)] {
+            let error = setup.next(now, &success(0), &data, is_intact).unwrap_err();
+            assert_eq!(error, SetupError::Damaged { command: "Identify Controller" });
+        }
+    }
+
+    #[test]
+    fn limits_of_other_controllers_are_kept() {
+        let now = Instant::now();
+        // Bytes of a capsule in units of 16, offset of its data, shift of a transfer; what follows from them.
+        let cases = [
+            (4, 0, 0, 0, TRANSFER_BYTES_MAX),
+            (260, 0, 5, 4096, 32 * 8192),
+            (2052, 0, 9, CAPSULE_DATA_BYTES, TRANSFER_BYTES_MAX),
+            (516, 1, 255, 0, TRANSFER_BYTES_MAX),
+        ];
+        for (capsule, offset, shift, capsule_data_bytes, transfer_bytes_max) in cases {
+            let mut setup = waiting(now);
+            let mut identified = IdentifyController::new_zeroed();
+            identified.command_capsule = capsule.into();
+            identified.capsule_data_offset = offset.into();
+            identified.transfer_shift = shift;
+            setup.next(now, &success(1), &[], true).unwrap();
+            setup.next(now, &success(0), identified.as_bytes(), true).unwrap();
+            // It grants two of four queues.
+            for result in [1 | 1 << 16, 0] {
+                setup.next(now, &success(result), &[], true).unwrap();
+            }
+            let step = setup.next(now, &success(0), &[0; 4096], true).unwrap();
+            let SetupStep::Ready(ready) = step else { panic!("{step:?}") };
+            assert_eq!((ready.controller, ready.io_queues, ready.io_queue_entries_max), (7, 2, 128));
+            assert_eq!(ready.capsule_data_bytes, capsule_data_bytes);
+            assert_eq!(ready.transfer_bytes_max, transfer_bytes_max);
+            assert!(ready.area.is_none() && ready.namespaces.is_empty());
+        }
+    }
 }

@@ -343,7 +343,12 @@ pub(crate) struct Link {
 impl Link {
     /// A connection whose bytes travel in pieces of 1 to `piece_max` bytes.
     pub(crate) fn open(node: &mut Node, now: Instant, digests: Digests, piece_max: usize, seed: u64) -> Link {
-        let limits = HostLimits { digests, commands_max: 16, setup_time: Duration::from_secs(10) };
+        let limits = HostLimits {
+            digests,
+            commands_max: 16,
+            capsule_data_bytes: CAPSULE_DATA_BYTES,
+            setup_time: Duration::from_secs(10),
+        };
         Link {
             host: HostConnection::new(now, limits),
             index: node.open(now),
