@@ -79,7 +79,7 @@ func newFixture(t *testing.T, args string, nodes []*v1.Node, more ...runtime.Obj
 	var pods []*v1.Pod
 	for _, object := range more {
 		objects = append(objects, object)
-		if p, ok := object.(*v1.Pod); ok {
+		if p, ok := object.(*v1.Pod); ok && p.Spec.NodeName != "" {
 			pods = append(pods, p)
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"rowmill.io/scheduler/placement"
@@ -17,7 +19,7 @@ var (
 
 // PreFilter narrows the search to the nodes below the spine of the pod's service, if the service runs and the spine rule
 // is hard.
-func (p *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, _ []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
+func (p *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodes []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
 	if err := p.synced(ctx); err != nil {
 		return nil, fwk.AsStatus(err)
 	}
@@ -28,48 +30,54 @@ func (p *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.Po
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 	}
-	s := p.state
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.keep(in, ownerOf(pod))
-	question, err := s.cluster.Ask(in)
+	c, below, err := p.state.ask(in, ownerOf(pod))
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 	}
-	state.Write(stateKey, &cycle{question: question, freed: s.freed})
-	if zone, spine, ok := question.Spine(); ok {
-		return &fwk.PreFilterResult{NodeNames: s.nodesBelow(zone, spine)}, nil
+	state.Write(stateKey, c)
+	if c.question.Spines() == 0 && p.state.args.SpineRule == SpineHard {
+		// The lock is free here: the queue of the scheduler holds its own lock while it calls the plugin's hints.
+		below = p.nominatedSpine(&in, nodes)
 	}
-	if question.Spines() == 0 {
-		// The number of replicas may have changed since the last pod of the service was seen.
-		s.declare(in.Service)
+	if below == nil {
+		return nil, nil
 	}
-	if question.Spines() == 0 && s.args.SpineRule == SpineHard {
-		if at, ok := p.nominatedSpine(&in); ok {
-			return &fwk.PreFilterResult{NodeNames: s.nodesBelow(at.zone, at.name)}, nil
-		}
-	}
-	return nil, nil
+	return &fwk.PreFilterResult{NodeNames: below}, nil
 }
 
-// nominatedSpine returns the spine with most pods of a service's group that wait for preemption; the service has no
-// other pods. Without it, pods of a new service would preempt below several spines.
-func (p *Plugin) nominatedSpine(in *placement.Instance) (most spineKey, found bool) {
+// nominatedSpine returns the nodes below the spine with most pods of a service's group that wait for preemption, or nil if
+// there are none; the service has no other pods. Without it, pods of a new service would preempt below several spines.
+func (p *Plugin) nominatedSpine(in *placement.Instance, nodes []fwk.NodeInfo) sets.Set[string] {
+	waiting := map[types.UID]string{}
+	for _, info := range nodes {
+		name := info.Node().Name
+		for _, pod := range p.nominated(name) {
+			waiting[pod.GetPod().UID] = name
+		}
+	}
+	if len(waiting) == 0 {
+		return nil
+	}
+	s := p.state
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	counts := map[spineKey]int{}
-	for name, node := range p.state.nodes {
-		for _, info := range p.nominated(name) {
-			other := p.state.pods[info.GetPod().UID]
-			if other != nil && other.instance.Service == in.Service && other.instance.Group == in.Group && other.instance.Name != in.Name {
-				counts[spineKey{node.Zone, node.Spine}]++
-			}
+	for uid, name := range waiting {
+		pod, node := s.pods[uid], s.nodes[name]
+		if pod != nil && pod.instance.Service == in.Service && pod.instance.Group == in.Group && pod.instance.Name != in.Name {
+			counts[spineKey{node.Zone, node.Spine}]++
 		}
 	}
+	var most spineKey
 	for key, count := range counts {
-		if !found || count > counts[most] || count == counts[most] && key.compare(most) < 0 {
-			most, found = key, true
+		if counts[most] == 0 || count > counts[most] || count == counts[most] && key.compare(most) < 0 {
+			most = key
 		}
 	}
-	return most, found
+	if counts[most] == 0 {
+		return nil
+	}
+	return s.nodesBelow(most.zone, most.name)
 }
 
 // PreFilterExtensions returns the plugin.

@@ -262,6 +262,26 @@ func (s *state) count(pod *podState) {
 	}
 }
 
+// ask begins a cycle for a pod. It returns the nodes below the spine that the pod must use, or nil if it may use several.
+func (s *state) ask(in placement.Instance, by owner) (*cycle, sets.Set[string], error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keep(in, by)
+	question, err := s.cluster.Ask(in)
+	if err != nil {
+		return nil, nil, err
+	}
+	if question.Spines() == 0 {
+		// The number of replicas may have changed since the last pod of the service was seen.
+		s.declare(in.Service)
+	}
+	c := &cycle{question: question, freed: s.freed}
+	if zone, spine, ok := question.Spine(); ok {
+		return c, s.nodesBelow(zone, spine), nil
+	}
+	return c, nil, nil
+}
+
 // expect adds a pod to (1) or subtracts it from (-1) what its service requests.
 func (s *state) expect(pod *podState, sign int) {
 	in := &pod.instance
