@@ -55,7 +55,7 @@ func TestPodGroupsReserveOnTrial(t *testing.T) {
 	}
 	// Nine pods of four cores do not fit on the four nodes below a spine: none of them may keep a reservation.
 	submit("too-large", 9, false, "4")
-	message(ctx, t, p, "too-large-0", "unschedulable")
+	message(ctx, t, p, "too-large-0")
 	submit("plain", 6, false, "3")
 	submit("topology", 6, true, "3")
 	bound, err := WaitBound(ctx, p.Client, 12, bindLimit)

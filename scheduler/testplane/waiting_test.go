@@ -33,10 +33,22 @@ func TestWaitingPods(t *testing.T) {
 		_, err := p.Client.SchedulingV1().PriorityClasses().Create(t.Context(), &class, metav1.CreateOptions{})
 		must(t, err)
 	}
+	t.Run("bad arguments", func(t *testing.T) { badArgumentsEndTheScheduler(t, p) })
 	t.Run("events name each rule", func(t *testing.T) { eventsNameEachRule(t, p) })
 	t.Run("room appears", func(t *testing.T) { roomAppears(t, p) })
 	t.Run("preemption", func(t *testing.T) { servicePreemptsOfflinePod(t, p) })
 	t.Run("nodes go and move", func(t *testing.T) { nodesGoAndMove(t, p) })
+}
+
+func badArgumentsEndTheScheduler(t *testing.T, p *Plane) {
+	scheduler := startScheduler(t, p, "bad-arguments", exampleConfiguration(t, "growth: 1.3", "growth: 0.5", "spineRule: Hard", "spineRule: Soft"))
+	must(t, Wait(t.Context(), "the scheduler ends", bindLimit, func() (bool, error) { return !scheduler.Running(), nil }))
+	log := tail(scheduler.Log)
+	for _, says := range []string{"growth: Invalid value: 0.5", "spineRule: Unsupported value: "} {
+		if !strings.Contains(log, says) {
+			t.Errorf("the log does not say %q:\n%s", says, log)
+		}
+	}
 }
 
 // create creates pods and waits until all of them are bound.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"time"
@@ -25,13 +26,13 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: scheduler-demo CONFIGURATION.yaml")
 		os.Exit(2)
 	}
-	if err := run(context.Background(), os.Args[1]); err != nil {
+	if err := run(context.Background(), os.Stdout, os.Args[1]); err != nil {
 		fmt.Fprintln(os.Stderr, "scheduler-demo:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, configuration string) (failed error) {
+func run(ctx context.Context, out io.Writer, configuration string) (failed error) {
 	text, err := os.ReadFile(configuration)
 	if err != nil {
 		return err
@@ -41,7 +42,7 @@ func run(ctx context.Context, configuration string) (failed error) {
 		return err
 	}
 	defer func() { failed = errors.Join(failed, os.RemoveAll(folder)) }()
-	fmt.Println("start etcd, kube-apiserver, kube-controller-manager and rowmill-scheduler")
+	fmt.Fprintln(out, "start etcd, kube-apiserver, kube-controller-manager and rowmill-scheduler")
 	p, err := testplane.Start(testplane.Options{Folder: folder})
 	if err != nil {
 		return err
@@ -56,7 +57,7 @@ func run(ctx context.Context, configuration string) (failed error) {
 		return err
 	}
 	defer func() { failed = errors.Join(failed, scheduler.Stop()) }()
-	fmt.Printf("%d nodes: 2 spines, 3 leaves below each, 8 nodes below each leaf, 2 of them with GPUs\n", len(nodes))
+	fmt.Fprintf(out, "%d nodes: 2 spines, 3 leaves below each, 8 nodes below each leaf, 2 of them with GPUs\n", len(nodes))
 
 	total := 0
 	for _, one := range []worker{
@@ -78,13 +79,13 @@ func run(ctx context.Context, configuration string) (failed error) {
 	if err != nil {
 		return err
 	}
-	explain(order, pods, nodes)
+	explain(out, order, pods, nodes)
 
-	fmt.Println("\na service that is too large: 12 dense workers with one per node; each spine has 6 nodes with GPUs")
+	fmt.Fprintln(out, "\na service that is too large: 12 dense workers with one per node; each spine has 6 nodes with GPUs")
 	if err := deploy(ctx, p, worker{"large", "dense", 12, 1, testplane.Resources{"cpu": "4", kube.NICResource: "25", kube.GPUResource: "1"}}); err != nil {
 		return err
 	}
-	return printEvent(ctx, p)
+	return printEvent(ctx, out, p)
 }
 
 // fabric makes the nodes.
@@ -131,7 +132,7 @@ func deploy(ctx context.Context, p *testplane.Plane, w worker) error {
 }
 
 // explain prints each placement in the order of decisions.
-func explain(order []string, pods []v1.Pod, nodes []*v1.Node) {
+func explain(out io.Writer, order []string, pods []v1.Pod, nodes []*v1.Node) {
 	at, leafOf := map[string]*v1.Pod{}, map[string]string{}
 	for i := range pods {
 		at[pods[i].Namespace+"/"+pods[i].Name] = &pods[i]
@@ -156,12 +157,12 @@ func explain(order []string, pods []v1.Pod, nodes []*v1.Node) {
 			rule = "next leaf below the spine: the roomiest"
 		}
 		seen[service][leaf]++
-		fmt.Printf("  %-32s %-13s %s  %s\n", pod.Name, pod.Spec.NodeName, leaf, rule)
+		fmt.Fprintf(out, "  %-32s %-13s %s  %s\n", pod.Name, pod.Spec.NodeName, leaf, rule)
 	}
 }
 
 // printEvent prints why a pod of the service named large waits.
-func printEvent(ctx context.Context, p *testplane.Plane) error {
+func printEvent(ctx context.Context, out io.Writer, p *testplane.Plane) error {
 	return testplane.Wait(ctx, "an event of a pod that waits", limit, func() (bool, error) {
 		events, err := p.Client.CoreV1().Events(testplane.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=FailedScheduling"})
 		if err != nil {
@@ -170,7 +171,7 @@ func printEvent(ctx context.Context, p *testplane.Plane) error {
 		for i := range events.Items {
 			e := &events.Items[i]
 			if strings.HasPrefix(e.InvolvedObject.Name, "large-") && strings.Contains(e.Message, "rule density") {
-				fmt.Printf("  %s waits: %s\n", e.InvolvedObject.Name, e.Message)
+				fmt.Fprintf(out, "  %s waits: %s\n", e.InvolvedObject.Name, e.Message)
 				return true, nil
 			}
 		}
