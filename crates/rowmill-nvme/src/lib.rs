@@ -58,5 +58,3 @@ pub const TRANSFER_BYTES_MAX: usize = 512 << 10;
 pub const CAPSULE_DATA_BYTES: usize = 8 << 10;
 /// A command capsule with data.
 const CAPSULE_BYTES: usize = 64 + CAPSULE_DATA_BYTES;
-/// Most bytes of data in one H2CData.
-const HOST_DATA_BYTES_MAX: usize = 128 << 10;

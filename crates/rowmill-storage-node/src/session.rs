@@ -19,6 +19,7 @@ use crate::node::{Control, PERMIT_BYTES};
 
 const LIMITS: ConnectionLimits = ConnectionLimits {
     digests: Digests { header: true, data: true },
+    data_pdu_bytes_max: TRANSFER_BYTES_MAX,
     held_bytes_max: 2 * TRANSFER_BYTES_MAX,
     unsent_bytes_max: TRANSFER_BYTES_MAX,
     setup_time: Duration::from_secs(10),

@@ -18,13 +18,16 @@ use crate::pdu::{
     DataLimits, Digests, Fatal, FatalReason, Initialize, Kind, Outbox, Payload, Pdu, Received, Receiver,
     Side, Terminate, Transfer, field, flag,
 };
-use crate::{CAPSULE_DATA_BYTES, HOST_DATA_BYTES_MAX, TRANSFER_BYTES_MAX};
+use crate::{CAPSULE_DATA_BYTES, TRANSFER_BYTES_MAX};
 
 /// Limits of one connection.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
     /// Digests that a host may ask for.
     pub digests: Digests,
+    /// Most bytes of one H2CData: a multiple of 4, at least 4,096. Linux before 5.17 ignores it, and sends what an R2T asks
+    /// for in one PDU, which is up to 512 KiB.
+    pub data_pdu_bytes_max: usize,
     /// Bytes of data that commands may hold, besides those in capsules: at least 512 KiB.
     pub held_bytes_max: usize,
     /// Unsent bytes above which no more bytes are consumed.
@@ -112,10 +115,15 @@ impl Connection {
     ///
     /// # Panics
     ///
-    /// If `held_bytes_max` has no room for one transfer.
+    /// If a limit is below what it must be.
     pub fn new(now: Instant, limits: ConnectionLimits) -> Connection {
         assert!(limits.held_bytes_max >= TRANSFER_BYTES_MAX, "held_bytes_max must allow one transfer");
-        let data_limits = DataLimits { command: CAPSULE_DATA_BYTES, transfer: HOST_DATA_BYTES_MAX };
+        let data_pdu_bytes = limits.data_pdu_bytes_max;
+        assert!(
+            data_pdu_bytes >= 4096 && data_pdu_bytes.is_multiple_of(4),
+            "data_pdu_bytes_max is {data_pdu_bytes}"
+        );
+        let data_limits = DataLimits { command: CAPSULE_DATA_BYTES, transfer: data_pdu_bytes };
         Connection {
             limits,
             phase: Phase::Initializing,
@@ -274,7 +282,7 @@ impl Connection {
         let digests = Digests::from_bits(request.digests).and(self.limits.digests);
         let response = Initialize {
             digests: digests.to_bits(),
-            limit: (HOST_DATA_BYTES_MAX as u32).into(),
+            limit: (self.limits.data_pdu_bytes_max as u32).into(),
             ..Initialize::new_zeroed()
         };
         self.outbox.pdu(Kind::InitializeResponse, 0, &response, None);

@@ -24,6 +24,8 @@ pub(crate) const CONTROLLER_KEY: &str =
 pub(crate) const CONTROLLERS_MAX: usize = 2;
 pub(crate) const IO_QUEUES_MAX: u16 = 3;
 pub(crate) const ENTRIES_MAX: u16 = 16;
+/// Larger data comes in several PDUs.
+pub(crate) const DATA_PDU_BYTES_MAX: usize = 32 << 10;
 pub(crate) const HELD_BYTES_MAX: usize = 1 << 20;
 pub(crate) const UNSENT_BYTES_MAX: usize = 1 << 20;
 
@@ -130,6 +132,7 @@ impl Node {
     pub(crate) fn open(&mut self, now: Instant) -> usize {
         let limits = ConnectionLimits {
             digests: self.digests,
+            data_pdu_bytes_max: DATA_PDU_BYTES_MAX,
             held_bytes_max: HELD_BYTES_MAX,
             unsent_bytes_max: UNSENT_BYTES_MAX,
             setup_time: Duration::from_secs(10),

@@ -169,8 +169,8 @@ fn blocks_only(mut tape: Tape) -> Recording {
         let (command, exchange) = read(first, count);
         expect(command, exchange, Status::SUCCESS);
     }
-    // Two data PDUs.
-    expect(commands::write(BLOCKS, blocks(300, 300), false), data(300), Status::SUCCESS);
+    // Three data PDUs.
+    expect(commands::write(BLOCKS, blocks(300, 160), false), data(160), Status::SUCCESS);
     for (first, status) in
         [(BLOCK_WRITE_FAULT, Status::WRITE_FAULT), (BLOCK_DISK_FULL, Status::CAPACITY_EXCEEDED)]
     {
