@@ -20,9 +20,12 @@ from rowmill.partition.compiled import PACKAGE, load_compiled, misfit
 from rowmill.partition.named_lookup import rows_from
 from rowmill.partition.plan_reference import evaluate_size
 from rowmill.serve.device import CopiedProgram, Device, SizedProgram
+from rowmill.serve.linears import use_faster_linears
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from torch.fx import GraphModule
 
     from rowmill import _core
     from rowmill.serve.files import BundleFiles, Named
@@ -109,7 +112,8 @@ class ProgramThread:
                 except Exception as error:  # Such as a library that this machine lacks.
                     reason = str(error)
             said = f"program, because the compiled one does not fit: {reason}"
-        return cast("Run", load_program(folder / f"{half}.pt2", weights)), said
+        loaded = cast("GraphModule", load_program(folder / f"{half}.pt2", weights))
+        return cast("Run", use_faster_linears(loaded)), said
 
     def _answers(self, requests: list[list[Any]]) -> list[list[Any]]:
         inputs = [[_as_tensor(*named) for named in request] for request in requests]
