@@ -119,7 +119,7 @@ def test_stages_of_both_halves_and_what_is_busy() -> None:
 
 def test_the_best_form_of_each_server_is_compared() -> None:
     made = benchmark()
-    rates = {"rowmill_1": 400, "rowmill_2": 300, "fastapi_1x1": 90, "fastapi_2x1": 100}
+    rates = {"rowmill_1": 400, "rowmill_2": 300, "fastapi_1x1": 50, "fastapi_2x1_onednn": 100}
     rates |= {"mosec_2x1": 200}
     found = [
         {"part": "peers", "way": way, "round": 0, "report": report(1.0, in_time=rate)}
@@ -128,6 +128,7 @@ def test_the_best_form_of_each_server_is_compared() -> None:
     found.append({"part": "calm", "way": "rowmill_1", "round": 0, "report": report(4.0)})
     summarize(made, found)
     assert made.summary["peers_rate_over_fastapi"] == 4
+    assert made.summary["peers_rate_over_plain_fastapi"] == 8
     assert made.summary["peers_rate_over_mosec"] == 2
     assert made.summary["calm_p99_ms"] == 8
 

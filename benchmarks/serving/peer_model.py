@@ -8,13 +8,26 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 NUMBERS, FEATURES, CANDIDATES = 13, 26, 64
 _NUMBER_BYTES, _ID_BYTES = CANDIDATES * NUMBERS * 4, CANDIDATES * FEATURES * 8
 FOLDER = "ROWMILL_PEER_FOLDER"
 """The environment variable that names the folder of the model."""
+LIBRARY = "ROWMILL_PEER_LIBRARY"
+"""The environment variable that names the library of linear layers: "mkl", which torch uses by itself, or "onednn"."""
+_ONEDNN_PRODUCTS_MIN = 1 << 20
+"""Smaller layers are faster by MKL."""
+
+
+class OneDnnLinear(nn.Linear):
+    """A linear layer by the operator that torch itself uses in compiled graphs."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if len(input) * self.weight.numel() < _ONEDNN_PRODUCTS_MIN:
+            return super().forward(input)
+        return torch.ops.mkldnn._linear_pointwise(input, self.weight, self.bias, "none", [], "")
 
 
 class Model:
@@ -27,6 +40,10 @@ class Model:
         self._rows = torch.from_numpy(matrix)
         self._first_rows = torch.arange(FEATURES) * (len(matrix) // FEATURES)
         self._bottom, self._top = torch.load(folder / "layers.pt", weights_only=False)
+        if os.environ.get(LIBRARY) == "onednn":
+            for layer in (*self._bottom.modules(), *self._top.modules()):
+                if type(layer) is nn.Linear:
+                    layer.__class__ = OneDnnLinear
         row, column = torch.tril_indices(FEATURES + 1, FEATURES + 1, -1)
         self._pairs = row * (FEATURES + 1) + column
 

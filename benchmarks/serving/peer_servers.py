@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks import common
 from benchmarks.serving.bundles import Bundles, weights
-from benchmarks.serving.peer_model import FOLDER
+from benchmarks.serving.peer_model import FOLDER, LIBRARY
 from benchmarks.serving.shapes import CLICKS, Clicks
 from benchmarks.serving.worker import START_S, Worker, running
 
@@ -35,16 +35,19 @@ class Peer:
         server: "fastapi" or "mosec".
         processes: That run the model.
         threads: Of torch in each.
+        library: Of its linear layers: "mkl", as a user of torch gets it, or "onednn", as our server has it.
     """
 
     server: str
     processes: int
     threads: int
+    library: str = "mkl"
 
     @property
     def name(self) -> str:
         """As figures of it are called."""
-        return f"{self.server}_{self.processes}x{self.threads}"
+        tuned = "" if self.library == "mkl" else f"_{self.library}"
+        return f"{self.server}_{self.processes}x{self.threads}{tuned}"
 
     def command(self, port: int) -> list[str]:
         """What starts it."""
@@ -63,8 +66,10 @@ PEERS = (
     Peer("fastapi", 1, 1),
     Peer("fastapi", 1, 2),
     Peer("fastapi", 2, 1),
-    Peer("mosec", 1, 2),
-    Peer("mosec", 2, 1),
+    Peer("fastapi", 1, 2, "onednn"),
+    Peer("fastapi", 2, 1, "onednn"),
+    Peer("mosec", 1, 2, "onednn"),
+    Peer("mosec", 2, 1, "onednn"),
 )
 
 
@@ -108,6 +113,7 @@ def peer(server: Peer, packages: Path, model: Path, log: Path) -> Generator[Work
         # mosec starts a program, which it looks for in the folders of scripts.
         "PYTHONUSERBASE": str(packages),
         FOLDER: str(model),
+        LIBRARY: server.library,
         "OMP_NUM_THREADS": str(server.threads),
     }
     with running(server.command(port), log, environment) as process:

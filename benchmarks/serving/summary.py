@@ -209,10 +209,13 @@ def _peers(benchmark: common.Benchmark, ways: dict[str, Rounds], calm: dict[str,
         benchmark.summarize(f"peers_{way}_per_s", figure)
     if ways:
         best = max(OURS, key=lambda way: medians[way].value)
-        for server in ("fastapi", "mosec"):
-            of = [way for way in ways if way.startswith(server)]
+        fastapi, mosec = (
+            [way for way in ways if way.startswith(of)] for of in ("fastapi", "mosec")
+        )
+        plain = [way for way in fastapi if not way.endswith("onednn")]
+        for name, of in (("fastapi", fastapi), ("plain_fastapi", plain), ("mosec", mosec)):
             theirs = max(of, key=lambda way: medians[way].value)
-            _ratios(benchmark, f"peers_rate_over_{server}", rates[best], rates[theirs])
+            _ratios(benchmark, f"peers_rate_over_{name}", rates[best], rates[theirs])
     for rounds in calm.values():
         for quantile in ("p50", "p99"):
             figure = common.Median.of(_latency(cell, quantile) for cell in rounds.values())

@@ -36,7 +36,9 @@ def use_faster_linears(program: GraphModule) -> GraphModule:
         relu = _relu_behind(node)
         with graph.inserting_before(node):
             bias = node.args[2] if len(node.args) > 2 else None
-            layer = graph.call_function(_layer, (node.args[0], node.args[1], bias, relu is not None))
+            layer = graph.call_function(
+                _layer, (node.args[0], node.args[1], bias, relu is not None)
+            )
         for replaced in (relu, node):
             if replaced is not None:
                 replaced.replace_all_uses_with(layer)
