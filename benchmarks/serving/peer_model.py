@@ -25,6 +25,7 @@ class OneDnnLinear(nn.Linear):
     """A linear layer by the operator that torch itself uses in compiled graphs."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """`x W^T + b`, float32 [B, O]."""
         if len(input) * self.weight.numel() < _ONEDNN_PRODUCTS_MIN:
             return super().forward(input)
         return torch.ops.mkldnn._linear_pointwise(input, self.weight, self.bias, "none", [], "")

@@ -22,8 +22,9 @@ PRODUCTS_MIN = 1 << 20
 
 
 def use_faster_linears(program: GraphModule) -> GraphModule:
-    """Replace float32 linear layers of a program, each with the ReLU behind it, by calls of the faster library. It changes
-    results by rounding alone.
+    """Replace float32 linear layers of a program, each with the ReLU behind it, by calls of the faster library.
+
+    Results differ by rounding.
     """
     if not torch.backends.mkldnn.is_available() or not hasattr(
         torch.ops.mkldnn, "_linear_pointwise"
@@ -37,7 +38,7 @@ def use_faster_linears(program: GraphModule) -> GraphModule:
         with graph.inserting_before(node):
             bias = node.args[2] if len(node.args) > 2 else None
             layer = graph.call_function(
-                _layer, (node.args[0], node.args[1], bias, relu is not None)
+                linear_layer, (node.args[0], node.args[1], bias, relu is not None)
             )
         for replaced in (relu, node):
             if replaced is not None:
@@ -47,7 +48,7 @@ def use_faster_linears(program: GraphModule) -> GraphModule:
     return program
 
 
-def _layer(x_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, relu: bool) -> Tensor:
+def linear_layer(x_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, relu: bool) -> Tensor:
     """`x W^T + b`, `[B, O]`, without its negative values if `relu`."""
     if x_BI.dim() == 2 and x_BI.shape[0] * weight_OI.numel() >= PRODUCTS_MIN:
         activation = "relu" if relu else "none"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from rowmill.serve import linears
 from rowmill.serve.linears import use_faster_linears
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Layers(nn.Module):
@@ -53,7 +57,7 @@ def test_results_differ_by_rounding_alone() -> None:
 
 def test_layers_and_the_relus_behind_them_are_replaced() -> None:
     targets = [node.target for node in use_faster_linears(_program()).graph.nodes]
-    assert targets.count(linears._layer) == 6
+    assert targets.count(linears.linear_layer) == 6
     assert targets.count(torch.ops.aten.linear.default) == 1, "float64 is left"
     assert targets.count(torch.ops.aten.relu.default) == 1, "a value that is used twice is kept"
 
