@@ -8,6 +8,7 @@
 
 mod buffers;
 mod changes;
+mod dlpack;
 mod errors;
 mod exchange;
 mod feed;

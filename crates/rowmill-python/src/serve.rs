@@ -9,11 +9,13 @@ use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
 use rowmill_serve::{
     Address, Arena, BatchLimits, Bundle, DType, Failure, Status, Task, Tensor, TensorName, WorkerOptions,
 };
 use rowmill_server::{Exposure, start_logs};
 
+use crate::dlpack;
 use crate::errors::{exception, invalid};
 use crate::store::Store;
 
@@ -54,7 +56,7 @@ fn taken(py: Python<'_>, arena: &Arena, given: &[Given<'_>]) -> PyResult<Vec<Ten
         .collect()
 }
 
-/// Read-only bytes of a tensor, which torch uses in place.
+/// Read-only bytes of a tensor, used in place.
 #[pyclass(frozen, module = "rowmill._core")]
 pub(crate) struct WireBytes(rowmill_serve::Buffer);
 
@@ -85,16 +87,11 @@ pub(crate) struct Program {
 #[pymethods]
 impl Program {
     /// Wait for requests that run together.
-    fn take(&self, py: Python<'_>, wait_s: f64) -> PyResult<Option<Batch>> {
-        let wait = seconds(py, wait_s)?;
-        let batch = py.detach(|| self.program.take(wait));
-        Ok(batch.map(|batch| Batch { batch: Mutex::new(Some(batch)), arena: self.arena.clone() }))
-    }
-
-    /// Count CPU time that running the program has taken.
-    fn add_cpu(&self, py: Python<'_>, taken_s: f64) -> PyResult<()> {
-        self.program.add_cpu(seconds(py, taken_s)?);
-        Ok(())
+    fn take(slf: &Bound<'_, Self>, wait_s: f64) -> PyResult<Option<Batch>> {
+        let wait = seconds(slf.py(), wait_s)?;
+        let program = &slf.get().program;
+        let batch = slf.py().detach(|| program.take(wait));
+        Ok(batch.map(|batch| Batch { batch: Mutex::new(Some(batch)), program: slf.clone().unbind() }))
     }
 
     #[getter]
@@ -107,7 +104,7 @@ impl Program {
 #[pyclass(frozen, module = "rowmill._core")]
 pub(crate) struct Batch {
     batch: Mutex<Option<rowmill_serve::Batch<Task>>>,
-    arena: Arena,
+    program: Py<Program>,
 }
 
 impl Batch {
@@ -119,17 +116,24 @@ impl Batch {
 
 #[pymethods]
 impl Batch {
-    /// The tensors of each request.
-    fn requests(&self) -> Vec<Vec<Handed>> {
+    /// The tensors of each request, as `DLPack` capsules over memory that must not be written.
+    fn requests<'py>(&self, py: Python<'py>) -> PyResult<Vec<Vec<Bound<'py, PyCapsule>>>> {
         let batch = self.batch.lock().ok();
         let requests = batch.as_ref().and_then(|batch| batch.as_ref()).map(|batch| &batch.requests);
-        requests.into_iter().flatten().map(|task| handed(task.tensors.clone())).collect()
+        requests
+            .into_iter()
+            .flatten()
+            .map(|task| task.tensors.iter().map(|tensor| dlpack::capsule(py, tensor)).collect())
+            .collect()
     }
 
-    /// Answer each request with its outputs.
-    fn reply(&self, py: Python<'_>, outputs: Vec<Vec<Given<'_>>>) -> PyResult<()> {
-        let replies =
-            outputs.iter().map(|given| taken(py, &self.arena, given)).collect::<PyResult<Vec<_>>>()?;
+    /// Answer each request with its outputs, which took the program some CPU time.
+    fn reply(&self, py: Python<'_>, outputs: Vec<Vec<Bound<'_, PyCapsule>>>, cpu_s: f64) -> PyResult<()> {
+        let Program { program, arena } = self.program.get();
+        program.add_cpu(seconds(py, cpu_s)?);
+        let copied = |(number, capsule)| dlpack::copied(arena, number, capsule);
+        let replies = outputs.iter().map(|outputs| (0..).zip(outputs).map(copied).collect());
+        let replies = replies.collect::<PyResult<Vec<Vec<_>>>>()?;
         let mut batch = self.finish(py)?;
         if replies.len() != batch.requests.len() {
             return Err(invalid(

@@ -1,0 +1,294 @@
+"""Tensors of requests and replies as DLPack capsules, between the arena of a worker and torch.
+
+Threads ask a worker in this process. A test takes the batches of its dense half, as the thread of a program does, and
+reads from the metrics how much memory the messages hold. A buffer that is never freed stays there. One that is freed twice
+ends the process, or its memory goes to two requests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import urllib.request
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rowmill import _core
+from rowmill.errors import InvalidInput, ServingError
+from rowmill.partition.export import export
+from rowmill.serve.device import Device
+from rowmill.serve.files import BundleFiles
+from rowmill.serve.programs import ProgramThread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from pathlib import Path
+
+    from typing_extensions import CapsuleType
+
+from_dlpack: Callable[[CapsuleType], Tensor] = cast("Any", torch).utils.dlpack.from_dlpack
+to_dlpack: Callable[[Tensor], CapsuleType] = cast("Any", torch).utils.dlpack.to_dlpack
+
+_KINDS = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")  # fmt: skip
+_WAIT_S = 60.0
+_ROWS = 1500
+"""So many rows of 6 bytes are beyond the size of a small tensor, which is not kept in the arena."""
+
+
+class Reversed(nn.Module):
+    """Returns its inputs with their rows in reverse order, so that its requests cannot be joined."""
+
+    def forward(self, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        return tuple(value.flip(0) for value in inputs.values())
+
+
+class Views(nn.Module):
+    """Returns views of its input: all elements in their order, and in another order."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        whole = x.squeeze(1)
+        return whole, whole.transpose(1, 2)
+
+
+def tensors_of_all_kinds(rows: int) -> dict[str, Tensor]:
+    values = torch.arange(rows * 6).reshape(rows, 2, 3) % 100
+    tensors = {kind: values.to(getattr(torch, kind)) for kind in _KINDS}
+    return tensors | {"empty": torch.empty(rows, 0, 3), "flat": values[:, 0, 0].double()}
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundles")
+    kinds = [(tensors_of_all_kinds(rows),) for rows in (4, 2)]
+    export(Reversed(), kinds, out=folder / "reversed", seeds=["aten::flip"])
+    views = [(torch.rand(rows, 1, 32, 64),) for rows in (4, 2)]
+    export(Views(), views, out=folder / "views", seeds=["aten::squeeze", "aten::transpose"])
+    return folder
+
+
+class Asked:
+    """A worker of this process with one model, whose dense half the test or a `ProgramThread` runs."""
+
+    def __init__(self, bundle: Path, threads: ThreadPoolExecutor) -> None:
+        self.files = BundleFiles.open(bundle, bundle.name)
+        self.worker = _core.Worker(
+            network_threads=1,
+            lookup_threads=1,
+            wire_memory=16 << 20,
+            request_max=8 << 20,
+            slo_s=_WAIT_S,
+            batch_requests=8,
+            batch_rows=8 * _ROWS,
+            queue_requests=16,
+        )
+        files = self.files
+        ((_, self.queue),) = self.worker.add_model(
+            files.name, files.folder, files.program, None, None
+        )
+        self._metrics = self.worker.listen_metrics("127.0.0.1:0", insecure=False)
+        self._threads = threads
+
+    def ask(self, *tensors: Tensor) -> Future[list[Tensor]]:
+        """The outputs of a request, in memory of their own."""
+        given = [
+            (
+                value.clone(memory_format=torch.contiguous_format)
+                .reshape(-1)
+                .view(torch.uint8)
+                .numpy(),
+                str(value.dtype).removeprefix("torch."),
+                list(value.shape),
+            )
+            for value in tensors
+        ]
+
+        def answer() -> list[Tensor]:
+            return [
+                torch.frombuffer(bytearray(data), dtype=getattr(torch, kind)).view(shape)
+                if len(data)
+                else torch.empty(shape, dtype=getattr(torch, kind))
+                for data, kind, shape in self.worker.ask(self.files.name, given, _WAIT_S)
+            ]
+
+        return self._threads.submit(answer)
+
+    def take(self) -> _core.Batch:
+        batch = self.queue.take(_WAIT_S)
+        assert batch is not None
+        return batch
+
+    def held_bytes(self) -> int:
+        """Memory that messages hold."""
+        with urllib.request.urlopen(f"http://{self._metrics}/metrics") as page:
+            found = re.search(
+                r"^rowmill_serve_wire_memory_bytes (\d+)$", page.read().decode(), re.M
+            )
+        assert found is not None
+        return int(found[1])
+
+    def close(self) -> None:
+        self.worker.stop()
+        self.worker.run(0.001)
+
+
+@contextmanager
+def asked(bundle: Path) -> Generator[Asked]:
+    with ThreadPoolExecutor(8) as threads:
+        found = Asked(bundle, threads)
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+@contextmanager
+def running(bundle: Path) -> Generator[tuple[Asked, Device]]:
+    """With a thread that runs the dense half."""
+    with asked(bundle) as found:
+        device = Device("cpu")
+        thread = ProgramThread(found.files, "dense", found.queue, device, None, 8 * _ROWS)
+        yield found, device
+    thread.join()
+
+
+def same(found: Tensor, expected: Tensor) -> bool:
+    return (found.dtype, found.shape) == (expected.dtype, expected.shape) and found.equal(expected)
+
+
+@pytest.mark.parametrize("rows", [2, _ROWS])
+def test_tensors_of_all_types_come_in_place_and_go_back(bundles: Path, rows: int) -> None:
+    with asked(bundles / "reversed") as model:
+        given = list(tensors_of_all_kinds(rows).values())
+        future = model.ask(*given)
+        batch = model.take()
+        (request,) = batch.requests()
+        tensors = [from_dlpack(capsule) for capsule in request]
+        begin, size = model.worker.arena()
+        for tensor, expected in zip(tensors, given, strict=True):
+            assert same(tensor, expected)
+            assert tensor.is_contiguous()
+            if tensor.numel() > 0:
+                assert begin <= tensor.data_ptr() < begin + size, "no copy was made"
+        batch.reply([[to_dlpack(tensor.flip(0)) for tensor in tensors]], 0.0)
+        for output, expected in zip(future.result(_WAIT_S), given, strict=True):
+            assert same(output, expected.flip(0))
+        assert model.held_bytes() > 0
+        del request, tensors
+        tensor = None
+        assert model.held_bytes() == 0
+
+
+@pytest.mark.parametrize("first", ["tensors", "capsules"])
+def test_memory_is_freed_with_the_last_tensor_or_capsule(bundles: Path, first: str) -> None:
+    with asked(bundles / "reversed") as model:
+        future = model.ask(*tensors_of_all_kinds(_ROWS).values())
+        batch = model.take()
+        # Capsules that are never used, and parts of tensors whose capsules are gone.
+        users: dict[str, Any] = {
+            "capsules": batch.requests(),
+            "tensors": [
+                from_dlpack(capsule)[:1] for (request,) in [batch.requests()] for capsule in request
+            ],
+        }
+        batch.fail("the test wants no answer")
+        with pytest.raises(ServingError, match="wants no answer"):
+            future.result(_WAIT_S)
+        held = model.held_bytes()
+        assert held > 0
+        del users[first]
+        assert model.held_bytes() == held
+        users.clear()
+        assert model.held_bytes() == 0
+
+
+def test_a_failure_between_capsules_and_tensors_frees_both(bundles: Path) -> None:
+    def fail(batch: _core.Batch) -> None:
+        ((first, *_),) = batch.requests()
+        tensor = from_dlpack(first)
+        raise RuntimeError(f"{tensor.dtype}")
+
+    with asked(bundles / "reversed") as model:
+        for _ in range(50):  # As many times as a double release needs to meet memory in use.
+            future = model.ask(*tensors_of_all_kinds(_ROWS).values())
+            batch = model.take()
+            with pytest.raises(RuntimeError, match="float32"):
+                fail(batch)
+            del batch
+            with pytest.raises(ServingError, match="dropped the request"):
+                future.result(_WAIT_S)
+        assert model.held_bytes() == 0
+
+
+def test_outputs_that_cannot_be_sent_are_refused_and_freed(bundles: Path) -> None:
+    used = to_dlpack(torch.rand(3))
+    user = from_dlpack(used)
+    wrong = {
+        "output 0: its strides [6, 2] leave gaps in the shape [4, 3]": torch.rand(4, 6)[:, ::2],
+        "output 0: its strides [1, 6] leave gaps in the shape [6, 4]": torch.rand(4, 6).t(),
+        "output 0: its strides [0] leave gaps in the shape [5]": torch.rand(1).expand(5),
+        "(DLPack's code 5, 64 bits) is not served": torch.rand(3, dtype=torch.complex64),
+        "(DLPack's code 1, 16 bits) is not served": torch.zeros(3, dtype=torch.uint16),
+        "output 0: it has 9 dimensions, at most 8 are possible": torch.rand(
+            1, 1, 1, 1, 1, 1, 1, 1, 1
+        ),
+    }
+    capsules = {reason: to_dlpack(tensor) for reason, tensor in wrong.items()}
+    capsules['expected a DLPack capsule ("dltensor") that no other tensor uses'] = used
+    capsules["output 0: its memory is on DLPack's device 2, not on the CPU"] = on_a_gpu(
+        torch.rand(3)
+    )
+    with asked(bundles / "reversed") as model:
+        given = list(tensors_of_all_kinds(_ROWS).values())
+        future = model.ask(*given)
+        batch = model.take()
+        for reason, capsule in capsules.items():
+            with pytest.raises(InvalidInput, match=re.escape(reason)):
+                batch.reply([[capsule]], 0.0)
+        with pytest.raises(TypeError, match="PyCapsule"):
+            batch.reply([[cast("Any", torch.rand(3))]], 0.0)
+        batch.reply([[to_dlpack(tensor.flip(0)) for tensor in given]], 0.0)
+        assert len(future.result(_WAIT_S)) == len(given)
+        with pytest.raises(InvalidInput, match="answered already"):
+            batch.reply([[]], 0.0)
+        assert user.numel() == 3
+
+
+def on_a_gpu(tensor: Tensor) -> CapsuleType:
+    """A capsule that says so."""
+    capsule = to_dlpack(tensor)
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    # The device is behind the pointer to the data.
+    ctypes.c_int32.from_address(pointer_of(capsule, b"dltensor") + 8).value = 2
+    return capsule
+
+
+def test_a_program_answers_each_request_by_itself_where_rows_depend_on_each_other(
+    bundles: Path,
+) -> None:
+    with running(bundles / "reversed") as (model, device):
+        requests = [list(tensors_of_all_kinds(rows).values()) for rows in (2, 1, _ROWS, 0)]
+        with device.lock:  # The first waits here, and the others become one batch.
+            futures = [model.ask(*request) for request in requests]
+        for request, future in zip(requests, futures, strict=True):
+            for output, given in zip(future.result(_WAIT_S), request, strict=True):
+                assert same(output, given.flip(0))
+        assert model.held_bytes() == 0
+
+
+def test_a_program_may_answer_with_views_of_its_request(bundles: Path) -> None:
+    with running(bundles / "views") as (model, device):
+        for together in (1, 1, 8, 8):
+            requests = [torch.rand(1 + number % 3, 1, 32, 64) for number in range(together)]
+            with device.lock:
+                futures = [model.ask(request) for request in requests]
+            for request, future in zip(requests, futures, strict=True):
+                whole, transposed = future.result(_WAIT_S)
+                assert same(whole, request.squeeze(1))
+                assert same(transposed, request.squeeze(1).transpose(1, 2))
+        assert model.held_bytes() == 0
