@@ -42,6 +42,7 @@ __all__ = [
     "StoreSuperseded",
     "TableMissing",
     "TooManySteps",
+    "UnsavedRows",
 ]
 
 
@@ -167,6 +168,10 @@ class RemoteConflict(RemoteError):
 
 class CheckpointMissing(RowmillError, LookupError):
     """There is no such checkpoint; the message lists the existing ones."""
+
+
+class UnsavedRows(UserWarning):
+    """The block of an open store ended with changed rows that no checkpoint holds; the message says how many and why."""
 
 
 class CheckpointInDoubt(RowmillError):

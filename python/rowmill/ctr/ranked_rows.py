@@ -198,7 +198,7 @@ def open_ranked_rows(
         row_memory=config.store.row_memory,
         threads=threads,
     )
-    with store:
+    with closing(store):
         if checkpoint.position is not None:
             for name in files_of(checkpoint.position).values():
                 read_run_file(path, name)

@@ -5,7 +5,7 @@ RUN is the folder given to `--out`, or the folder of its rows: `--store`, or one
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -103,7 +103,7 @@ class SavedRun:
         sizes = self.way.rows(len(self.schema.ids)) or [None] * len(self.schema.ids)
         width = config.rows.initial_width
         memory = config.store.memory
-        with rowmill.open(folder, memory=memory, seed=config.train.seed) as target:
+        with closing(rowmill.open(folder, memory=memory, seed=config.train.seed)) as target:
             for name, size in zip(self.schema.ids, sizes, strict=True):
                 target.table(
                     name,

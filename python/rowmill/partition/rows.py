@@ -6,6 +6,7 @@ their order, and its seed.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,7 +36,7 @@ def copy_store(source: Store, folder: Path) -> int:
     The source is scanned: rows that change meanwhile are copied before or after their change.
     """
     count = 0
-    with rowmill.open(folder, memory=_MEMORY, seed=source.core.seed) as target:
+    with closing(rowmill.open(folder, memory=_MEMORY, seed=source.core.seed)) as target:
         for name in source.table_names():
             table = source.open_table(name)
             target.core.table(
@@ -60,7 +61,7 @@ def copy_store(source: Store, folder: Path) -> int:
 def store_weights(weights: Mapping[str, Tensor], folder: Path) -> int:
     """Put matrices of weights, each [rows, D], into the tables of a new store; returns the number of rows."""
     count = 0
-    with rowmill.open(folder, memory=_MEMORY) as target:
+    with closing(rowmill.open(folder, memory=_MEMORY)) as target:
         for name, matrix in weights.items():
             table = target.table(
                 name,

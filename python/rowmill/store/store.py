@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote, urlsplit
 from weakref import WeakValueDictionary
 
 from rowmill import _core, init
-from rowmill.errors import InvalidInput
+from rowmill.errors import CheckpointInDoubt, InvalidInput, StoreForked, UnsavedRows
 from rowmill.optim.specs import initializer_to_dict, optimizer_from_dict, optimizer_to_dict
 from rowmill.size import check_int, parse_size
 from rowmill.store.changes import Changes
@@ -20,6 +21,7 @@ from rowmill.store.tables import Destination, Dtype, Ids, Table, Ticket, as_ids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import TracebackType
 
     from rowmill.init import Initializer
     from rowmill.optim.specs import OptimizerSpec
@@ -47,6 +49,10 @@ def open(
     io: str = "auto",
 ) -> Store:
     """Open a store, or create one.
+
+    As a context manager, the store makes a checkpoint when its block ends without an exception, if rows changed. It makes
+    none, and warns with `UnsavedRows`, after an exception, if the last checkpoint has attachments, and with `at`: rows must
+    not run ahead of the rest of that checkpoint.
 
     Args:
         path_or_uri: A folder, or a `file://` URI of one.
@@ -97,18 +103,22 @@ def open(
         feed_waiting=parse_size(feed_waiting, name="feed_waiting"),
         io=io,
     )
-    return Store(core, str(path_or_uri), memory)
+    return Store(core, str(path_or_uri), memory, chosen=at is not None)
 
 
 class Store:
     """An open store; `table` creates and opens its tables.
 
-    A store opens at its last complete checkpoint. Changes are durable after the next `checkpoint`; neither `close` nor
-    leaving the `with` block saves them.
+    A store opens at its last complete checkpoint. Changes are durable after the next `checkpoint`. `close` saves nothing;
+    the end of a `with` block makes a checkpoint, as `rowmill.open` describes.
     """
 
-    def __init__(self, core: _core.Store, location: str, memory: int) -> None:
+    def __init__(
+        self, core: _core.Store, location: str, memory: int, *, chosen: bool = False
+    ) -> None:
         self.core = core
+        self._chosen = chosen
+        self._closed = False
         self.location = location
         self.memory = memory
         """The memory budget, in bytes."""
@@ -125,8 +135,53 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if not self._closed and not self.read_only:
+                self._leave(error)
+        except StoreForked:
+            pass  # The process that opened the store saves it.
+        finally:
+            self.close()
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Make a checkpoint of changed rows at the end of a block, or warn that they are not saved."""
+        if error is None:
+            self.steps.flush_all()
+        unsaved = self.core.stats()["rows_unsaved"]
+        if unsaved == 0:
+            return
+        if error is not None:
+            why = f"the block ended with {type(error).__name__}"
+        elif self._chosen:
+            why = "the store was opened with `at`, so the program that chose it saves it: call prepare() and commit()"
+        elif names := self.attachment_names():
+            why = (
+                f"its last checkpoint has attachments ({', '.join(names)}), which would not fit the changed rows: call "
+                "checkpoint(attachments=...) before the block ends"
+            )
+        else:
+            try:
+                self.core.checkpoint([])
+            except CheckpointInDoubt as doubt:
+                why = str(doubt)
+            else:
+                return
+        rows = "1 changed row" if unsaved == 1 else f"{unsaved:,} changed rows"
+        try:
+            warnings.warn(
+                f"{rows} of store {self.location} not saved: {why}", UnsavedRows, stacklevel=3
+            )
+        except UnsavedRows as warned:
+            # The filter makes warnings errors. The error of the block must stay the one that is raised.
+            if error is None:
+                raise
+            error.add_note(str(warned))
 
     # Tables.
 
@@ -334,7 +389,7 @@ class Store:
         Memory, in bytes: `memory_budget`, `index_bytes`, `row_bytes`, `row_limit`, `overhead_bytes`,
         `buffer_bytes`. Device: `device_live_bytes`, `device_used_bytes`, `device_pinned_bytes`,
         `device_free_bytes`, `device_bytes_written`, `device_blocks_read`, `corrupt_blocks`. Rows:
-        `rows_resident`, `rows_dirty`, `evictions`, `deletes`. Feed: `feed_rows` (rows and
+        `rows_resident`, `rows_dirty`, `rows_unsaved`, `evictions`, `deletes`. Feed: `feed_rows` (rows and
         deletes published), `feed_sequence`, `feed_failure` (why publishing stopped until the next
         checkpoint, or None), `feed_waiting_bytes`. Reads: `calls`, `lookups` (ids),
         `rows_looked_up` (distinct per call), `cold_reads`, `cold_wait_ns`, `hit_rate`. Updates:
@@ -359,6 +414,7 @@ class Store:
 
     def close(self) -> None:
         """Release the folder and the memory. Changes since the last `checkpoint` are lost."""
+        self._closed = True
         self.core.close()
 
 

@@ -6,7 +6,7 @@ restores the rows together with the rest of the run.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -198,7 +198,8 @@ def open_rows(config: Config, *, threads: int, identity: dict[str, Any]) -> Gene
         feed_interval_s=config.store.feed_interval_s,
         feed_waiting=config.store.feed_waiting,
     )
-    with store:
+    # The run makes its checkpoints itself: at the end of a block, rows would run ahead of the dense half.
+    with closing(store):
         if config.train.resume:
             check_is_of_a_run(store, path)
             packed = store.attachment(ATTACHMENT)

@@ -1,6 +1,7 @@
 //! The log of index changes between two checkpoints, switched at each cut.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rowmill_io::Volume;
 use rowmill_rows::RowKey;
@@ -19,14 +20,21 @@ pub(crate) struct IndexLog {
     current: Mutex<Option<DeltaWriter>, ranks::IndexLogCurrent>,
     /// Records the rows frozen by the cut that is being saved.
     frozen: Mutex<Option<DeltaWriter>, ranks::IndexLogFrozen>,
+    /// Calls of [`IndexLog::record`] since the last cut.
+    recorded: AtomicU64,
     error: Mutex<Option<StoreError>, ranks::IndexLogError>,
 }
 
 impl IndexLog {
     /// A log that writes from `epoch` on; `None` for a read-only store, which writes none.
     pub(crate) fn new(volume: Arc<dyn Volume>, epoch: Option<u64>) -> Result<Self, StoreError> {
-        let log =
-            Self { volume, current: Mutex::new(None), frozen: Mutex::new(None), error: Mutex::new(None) };
+        let log = Self {
+            volume,
+            current: Mutex::new(None),
+            frozen: Mutex::new(None),
+            recorded: AtomicU64::new(0),
+            error: Mutex::new(None),
+        };
         if let Some(epoch) = epoch {
             *log.current.lock() = Some(log.begin(epoch)?);
         }
@@ -39,7 +47,13 @@ impl IndexLog {
 
     /// Record that a row is now at `row` on the device, or deleted.
     pub(crate) fn record(&self, key: RowKey, row: Option<u32>) {
+        self.recorded.fetch_add(1, Relaxed);
         self.write(&self.current, |writer| writer.record(key, row));
+    }
+
+    /// Number of changed rows that were written to the device, and of deletes, since the last cut.
+    pub(crate) fn recorded(&self) -> u64 {
+        self.recorded.load(Relaxed)
     }
 
     /// Record that an unchanged row has moved to `row` on the device.
@@ -74,6 +88,7 @@ impl IndexLog {
         let next = self.begin(epoch)?;
         let previous = self.current.lock().replace(next);
         *self.frozen.lock() = previous;
+        self.recorded.store(0, Relaxed);
         Ok(())
     }
 

@@ -69,6 +69,8 @@ metrics! {
             buffer_bytes: u64, Gauge Bytes "buffer_bytes" "Log buffers, I/O rings and scratch.";
             rows_resident: u64, Gauge Count "rows_resident" "Rows in memory.";
             rows_dirty: u64, Gauge Count "rows_dirty" "Rows in memory that the next checkpoint saves.";
+            rows_unsaved: u64, Gauge Count "rows_unsaved"
+                "Rows changed or deleted since the last checkpoint. A row that left memory and changed again counts twice.";
             evictions: u64, Counter Count "evictions_total" "Rows that left memory to make room for others.";
             feed_rows: u64, Counter Count "feed_rows_total" "Rows and deletes published in the feed.";
             feed_sequence: u64, Gauge Count "feed_sequence" "Number of the last frame of the feed; 0 without a feed.";

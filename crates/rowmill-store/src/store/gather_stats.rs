@@ -34,6 +34,7 @@ pub(super) fn gather_stats(store: &Store) -> Stats {
         compactions: counters.compactions.load(Relaxed),
         rows_compacted: counters.rows_compacted.load(Relaxed),
         checkpoints: counters.checkpoints.load(Relaxed),
+        rows_unsaved: store.index_log.recorded(),
         tickets: store.tickets.len() as u64,
         io: store.volume.describe(),
         ..Stats::default()
@@ -50,7 +51,9 @@ pub(super) fn gather_stats(store: &Store) -> Stats {
             stats.row_bytes += rows as u64;
             stats.overhead_bytes += overhead as u64;
             stats.rows_resident += shard.resident() as u64;
-            stats.rows_dirty += shard.dirty_rows() as u64;
+            let dirty = shard.dirty_rows() as u64;
+            stats.rows_dirty += dirty;
+            stats.rows_unsaved += dirty;
             stats.evictions += shard.spills;
         }
         let space = group.core.log.space();

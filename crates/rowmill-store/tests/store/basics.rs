@@ -71,6 +71,12 @@ fn evicted_rows_are_read_back_from_the_device() {
     let stats = store.stats();
     assert!(stats.cold_reads > 10_000 && stats.evictions > 10_000, "{stats:?}");
     assert!(stats.row_bytes <= 1 << 20, "{stats:?}");
+    assert_eq!(stats.rows_unsaved, count, "in memory and on the device");
+    store.checkpoint(&[]).unwrap();
+    assert_eq!(store.stats().rows_unsaved, 0);
+    table.rmw(&[1, 2, 1], &[0.5; 192], None, None).unwrap();
+    table.delete(&[2, 3]).unwrap();
+    assert_eq!(store.stats().rows_unsaved, 3, "one changed and two deleted");
 }
 
 #[test]
