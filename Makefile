@@ -51,9 +51,8 @@ endef
 
 .PHONY: train
 train: setup ## Set up, then train a DLRM on a generated click log, with memory for a quarter of its rows
-	@# A new run refuses a folder with a checkpoint. The generated log is kept.
-	rm -rf out/quickstart/store
-	$(VENV)/bin/rowmill train --config examples/quickstart.toml
+	@# --replace: `make` may be run again. The old run is kept until the new one has a checkpoint, and the log stays.
+	$(VENV)/bin/rowmill train --config examples/quickstart.toml --replace
 
 .PHONY: serve-demo
 serve-demo: setup ## Serve the demo's model in two processes, send requests over HTTP and gRPC; trains it first if it is missing

@@ -389,11 +389,14 @@ def _train(parsed: argparse.Namespace) -> int:
 def _print_result(report: dict[str, Any], config: Config, console: Any) -> None:
     from rich.markup import escape
 
+    from rowmill.train.out import LATEST
     from rowmill.train.report import figures_of
 
     figures = figures_of(report)
     train = report["train"]
     teacher: dict[str, float | None] = report.get("teacher") or {}
+    # Without --out, the run named its folder.
+    out = Path(report["config"]["train"]["out"]) if config.train.out == LATEST else config.train.out
 
     def shown(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
@@ -407,7 +410,7 @@ def _print_result(report: dict[str, Any], config: Config, console: Any) -> None:
         (f"{figures.unit} per second", shown(train["rows_per_s"], ",.0f")),
         ("hit rate", shown(train["hit_rate"], ".2%")),
         ("stall share", shown(train["stall_share"], ".2%")),
-        ("report", str(config.train.out / "report.html")),
+        ("report", str(out / "report.html")),
     ]:
         console.print(f"[dim]{name:<20}[/dim]{escape(value)}", highlight=False, soft_wrap=True)
 

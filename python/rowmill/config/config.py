@@ -66,6 +66,15 @@ class Config:
             raise ConfigError("store.feed needs a store: drop --plain or --feed")
         if self.train.plain and self.train.resume:
             raise ConfigError("train.resume needs a store: drop --plain or --resume")
+        if self.train.replace and self.train.resume:
+            raise ConfigError(
+                "train.resume continues the run in --out and train.replace begins a new one there: drop --replace to "
+                "continue, or --resume to begin"
+            )
+        if self.train.plain and self.train.replace:
+            raise ConfigError(
+                "train.replace needs a store, because a plain run makes no checkpoint: drop --plain or --replace"
+            )
         if self.train.plain and self.train.in_flight > 1:
             raise ConfigError("train.in_flight needs a store: drop --plain or --in-flight")
         if self.train.plain and self.checkpoint.push is not None:

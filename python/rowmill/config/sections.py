@@ -379,10 +379,22 @@ class TrainConfig:
     out: Annotated[
         Path,
         Setting(
-            "folder of the run: report, TensorBoard events and, without --store, rows", "--out"
+            "folder of the run: report, TensorBoard events and, without --store, rows; without --out, a new run gets "
+            "out/TASK-TIME, to which the link out/latest points",
+            "--out",
         ),
-    ] = Path("out/train")
-    resume: Annotated[bool, Setting("continue from the last checkpoint", "--resume")] = False
+    ] = Path("out/latest")
+    resume: Annotated[
+        bool, Setting("continue the run in --out from its last checkpoint", "--resume")
+    ] = False
+    replace: Annotated[
+        bool,
+        Setting(
+            "begin a new run in place of the one in --out, which is kept as OUT.replaced until the new run has its first "
+            "checkpoint",
+            "--replace",
+        ),
+    ] = False
     plain: Annotated[
         bool,
         Setting(

@@ -14,6 +14,7 @@ from rowmill.nn.ragged import RaggedBatch
 from rowmill.train.backend import device_name
 from rowmill.train.folder import ranks_folder
 from rowmill.train.identity import check_same_run
+from rowmill.train.out import remember_begun
 from rowmill.train.rows import RowCounters, StoredRows
 from rowmill.train.run_files import read_run_file
 from rowmill.train.state import files_of
@@ -188,6 +189,8 @@ def open_ranked_rows(
 
     def folder() -> tuple[tuple[Any], dict[str, Any]]:
         path = ranks_folder(config, first=ranks.rank == 0)
+        if ranks.rank == 0:
+            remember_begun(config)
         return (path,), {}
 
     (path,) = ranks.agree(folder, "the folder")

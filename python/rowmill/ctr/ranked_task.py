@@ -24,7 +24,7 @@ from rowmill.ctr.task import ClickTask, Log
 from rowmill.distributed import Ranks, Watch
 from rowmill.distributed.torchrun import Launched, ends_late, meet
 from rowmill.train.backend import check_gpus, dense_device, torch_backend
-from rowmill.train.folder import check_is_new
+from rowmill.train.out import ranked_folder
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -153,25 +153,26 @@ def open_ranked_clicks(
         raise ConfigError("this process is not a rank of torchrun: start it with torchrun")
     backend = config.train.backend
 
-    def able() -> None:
-        check_is_new(config)
-        check_gpus(backend, here.local_count)
-
     meet(
         here,
         torch_backend(backend),
         meeting_s=_MEETING_S,
         wait_s=_WAIT_S,
-        able=able,
+        able=lambda: check_gpus(backend, here.local_count),
     )
     device = dense_device(backend, here.local_rank)
     ended = "rowmill: ended by SIGTERM; to continue from the last checkpoint, run the same command with --resume"
     try:
         ranks = Ranks(timeout_s=_WAIT_S)
-        with ends_late(_LAST_WORDS_S, ended), Watch(ranks) as watch:
-            log = _open_log(config, console, ranks)
+        with (
+            ends_late(_LAST_WORDS_S, ended),
+            Watch(ranks) as watch,
+            ranked_folder(config, ranks) as folder,
+        ):
+            named = folder.config
+            log = _open_log(named, console, ranks)
             with open_ranked_rows(
-                config,
+                named,
                 log.source,
                 Columns.of(log.source.schema, log.way),
                 ranks=ranks,
@@ -182,7 +183,8 @@ def open_ranked_clicks(
                 identity=log.identity,
                 console=console,
             ) as rows:
-                yield RankedClickTask(config, log, rows, ranks, device)
+                folder.begin(console)
+                yield RankedClickTask(named, log, rows, ranks, device)
     finally:
         dist.destroy_process_group()
 

@@ -26,6 +26,9 @@ _LATE_S = 10.0
 """Allowance beyond torch's own timeout, which torch overruns because it retries with pauses."""
 _COUNT_MAX = 1 << 20
 _PORT_MAX = (1 << 16) - 1
+_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+_MEMORY_S = 60.0
+"""Longest wait for torchrun's key-value store."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,42 @@ class Launched:
         return cls(rank, count, _number("LOCAL_RANK", 0, count - 1, default=rank), local_count)
 
 
+@dataclass(frozen=True)
+class Restarts:
+    """What torchrun says of its starts of these ranks.
+
+    Attributes:
+        count: Number of earlier starts.
+        memory: Values that live as long as torchrun does, whichever start has set them; None if it keeps none.
+    """
+
+    count: int
+    memory: c10d.Store | None
+
+    @classmethod
+    def here(cls) -> Restarts | None:
+        """Read `TORCHELASTIC_RESTART_COUNT`; None without torchrun."""
+        if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
+            return None
+        count = _number("TORCHELASTIC_RESTART_COUNT", 0, _COUNT_MAX)
+        here = Launched.here()
+        if here is None or os.environ.get(_AGENT_STORE) != "True":
+            return cls(count, None)
+        host, port = _meeting_place()
+        return cls(count, c10d.PrefixStore("starts", _server(here, host, port, _MEMORY_S)))
+
+    def remember(self, name: str, value: str) -> None:
+        """Set a value for later starts."""
+        if self.memory is not None:
+            self.memory.set(name, value)
+
+    def recall(self, name: str) -> str | None:
+        """The value that this or an earlier start has set; None if there is none."""
+        if self.memory is None or not self.memory.check([name]):
+            return None
+        return self.memory.get(name).decode()
+
+
 def meet(
     here: Launched,
     backend: str,
@@ -81,9 +120,7 @@ def meet(
         ExchangeFailed: Not all ranks connected; or, on every rank, one rank lacks a prerequisite.
         InvalidInput: `MASTER_ADDR` or `MASTER_PORT` is invalid; or, on every rank, the input of one rank is invalid.
     """
-    if not os.environ.get("MASTER_ADDR"):
-        raise InvalidInput("MASTER_ADDR is not set: start the ranks with torchrun, which sets it")
-    host, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0, _PORT_MAX)
+    host, port = _meeting_place()
     try:
         # If a foreign program accepts the connection, torch waits for its answer without a timeout.
         store = within(meeting_s + _LATE_S, lambda: _store(here, host, port, meeting_s))
@@ -111,18 +148,29 @@ def meet(
         ) from error
 
 
-def _store(here: Launched, host: str, port: int, meeting_s: float) -> c10d.Store:
+def _meeting_place() -> tuple[str, int]:
+    """Host and port of the key-value store that ranks share."""
+    if not os.environ.get("MASTER_ADDR"):
+        raise InvalidInput("MASTER_ADDR is not set: start the ranks with torchrun, which sets it")
+    return os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0, _PORT_MAX)
+
+
+def _server(here: Launched, host: str, port: int, meeting_s: float) -> c10d.Store:
     """The key-value store that ranks share, of torchrun or of rank 0. This call does not wait for other ranks."""
-    of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = c10d.TCPStore(
+    return c10d.TCPStore(
         host,
         port,
         here.count,
-        is_master=here.rank == 0 and not of_torchrun,
+        is_master=here.rank == 0 and os.environ.get(_AGENT_STORE) != "True",
         timeout=timedelta(seconds=meeting_s),
         wait_for_workers=False,
         multi_tenant=True,
     )
+
+
+def _store(here: Launched, host: str, port: int, meeting_s: float) -> c10d.Store:
+    """The part of the key-value store for this start of the ranks."""
+    store = _server(here, host, port, meeting_s)
     # After a restart of the ranks, some versions of torchrun keep keys of the previous start.
     return c10d.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 

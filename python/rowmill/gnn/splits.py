@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rowmill.config.setting import ConfigError
 from rowmill.gnn.task import check_splits
-from rowmill.train.folder import check_is_new
+from rowmill.train.out import run_folder
+from rowmill.train.replacement import Replacement
 from rowmill.train.run import train
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 def train_splits(config: Config, console: Console) -> dict[str, Any]:
     """Train on every split, each with its own folder and seed; finished runs are not repeated.
+
+    With `train.replace`, the old runs are kept until the first new one is complete.
 
     Returns:
         The content of `splits.json` in `train.out`: the mean, the standard deviation and the value per split of each test
@@ -36,16 +39,24 @@ def train_splits(config: Config, console: Console) -> dict[str, Any]:
             raise ConfigError(
                 f"{name} does not work with gnn.splits = {config.gnn.splits}, which makes several runs: remove {name}"
             )
+    # The folders of all splits are checked before the first run starts.
+    with run_folder(config) as folder:
+        check_splits(config, console)
+        if config.train.replace:
+            Replacement.begin(config)
+        folder.begin(console)
+        return _train_all(folder.config, console)
+
+
+def _train_all(config: Config, console: Console) -> dict[str, Any]:
     out, first = config.train.out, config.gnn.split
     numbers = range(first, first + config.gnn.splits)
-    # Check all folders before the first run starts.
-    for number in numbers:
-        check_is_new(config_of_split(config, number))
-    check_splits(config, console)
     reports: list[dict[str, Any]] = []
     for number in numbers:
         console.print(f"Split {number}", highlight=False)
         reports.append(train(config_of_split(config, number), console))
+        if (replaced := Replacement.found(out)) is not None:
+            replaced.remove()
     result = {
         "splits": list(numbers),
         "test": _together([report["test"] for report in reports]),
@@ -64,7 +75,9 @@ def config_of_split(config: Config, number: int) -> Config:
     return replace(
         config,
         gnn=replace(config.gnn, split=number, splits=1),
-        train=replace(config.train, seed=seed, out=config.train.out / f"split-{number}"),
+        train=replace(
+            config.train, seed=seed, out=config.train.out / f"split-{number}", replace=False
+        ),
     )
 
 

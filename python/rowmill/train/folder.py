@@ -1,21 +1,32 @@
-"""The folder of a run's rows: checks whether a run may use, resume or clear it.
+"""The folders of a run: checks whether a run may use, resume, replace or clear them.
 
 A new run never overwrites a checkpoint. It clears only the files of a store without a checkpoint that no process has
-open. In every other case it raises an error that names the folder and the file.
+open. In every other case it raises an error that names the folder, what is there, and what to do.
+
+The rows are in `OUT/store`. With `--store FOLDER`, `OUT/store` is a link to that folder, so that `OUT` alone names the run.
 """
 
 from __future__ import annotations
 
-import re
+import os
 import shutil
-from typing import TYPE_CHECKING, cast
+from contextlib import closing
+from typing import TYPE_CHECKING
 
 import rowmill
-from rowmill import _core
 from rowmill.config.setting import ConfigError
-from rowmill.distributed import CHECKPOINT_FILE, Manifest, take_lock
+from rowmill.distributed import take_lock
 from rowmill.errors import MemoryTooSmall, StoreCorrupt
-from rowmill.train.state import ATTACHMENT, described_in, progress_of
+from rowmill.train.found_run import (
+    FoundRun,
+    check_names,
+    has_checkpoint,
+    is_of_ranks,
+    is_store,
+    of_no_run,
+)
+from rowmill.train.replacement import Replacement, place_of_old, rows_in
+from rowmill.train.state import ATTACHMENT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,22 +34,31 @@ if TYPE_CHECKING:
     from rowmill.config.config import Config
     from rowmill.store.store import Store
 
-_RUN_FILES = r"|run-[0-9a-f]{64}\.json(\.new)?"
-_RANKS_ONLY = r"CHECKPOINT(\.new)?|state-\d+\.pt(\.new)?|parts-\d+"
-_RANKS_FILES = re.compile(f"LOCK|{_RANKS_ONLY}{_RUN_FILES}")
-_STORE_FILES = re.compile(
-    r"LOCK|STORE|RESTORING|MANIFEST(\.new)?|group-\d+\.log|index-\d+\.(snapshot|delta)|attachment-\d+-.*"
-    + _RUN_FILES
-)
 
-
-def check_is_new(config: Config) -> None:
-    """Raise `ConfigError` if a new run would use a folder that has a checkpoint. Changes nothing on disk."""
+def check_folders(config: Config) -> None:
+    """Raise `ConfigError` if the run may not use its folders. Changes nothing on disk."""
+    out, given = config.train.out, config.store.path
+    Replacement.check(config)
+    if given is not None and not given.exists() and Replacement.found(out) is None:
+        kept = place_of_old(given)
+        if has_checkpoint(kept):
+            raise ConfigError(
+                f"{kept} keeps the rows of a run that --replace moved there from {given}, for a run with another --out: "
+                f"give that --out again, or rename {kept}"
+            )
     if config.train.resume:
-        return
-    _check_is_new(config.train.out / "store", "--out")
-    if config.store.path is not None:
-        _check_is_new(config.store.path, "--store")
+        rows = out / "store"
+        # A folder with a checkpoint may be a copy that `rowmill restore` has made.
+        if given is not None and has_checkpoint(rows) and not has_checkpoint(given):
+            raise ConfigError(
+                f"cannot resume: the run in {out} has its rows in {rows.resolve()}, and {given} has no checkpoint: drop "
+                "--store, or pass another --out"
+            )
+    elif not config.train.replace:
+        for rows in rows_in(out):
+            _check_is_new(rows, out, "--out")
+        if given is not None:
+            _check_is_new(given, given, "--store")
 
 
 def make_out(config: Config) -> None:
@@ -54,35 +74,50 @@ def make_out(config: Config) -> None:
 
 def store_folder(config: Config) -> Path:
     """The folder for the rows of this run: cleared for a new run, unchanged for a resumed one."""
-    folder = _folder(config)
-    _prepare(folder, config, of_ranks=False)
-    return folder
+    return _prepared(config, of_ranks=False)
 
 
 def ranks_folder(config: Config, *, first: bool) -> Path:
     """As `store_folder`, for a run of many ranks; the first rank prepares the folder."""
-    folder = _folder(config)
     if first:
         make_out(config)
-        _prepare(folder, config, of_ranks=True)
-    return folder
+        return _prepared(config, of_ranks=True)
+    return _folder(config)
 
 
 def _folder(config: Config) -> Path:
     return config.train.out / "store" if config.store.path is None else config.store.path
 
 
+def _prepared(config: Config, *, of_ranks: bool) -> Path:
+    folder, link = _folder(config), config.train.out / "store"
+    if config.train.replace:
+        Replacement.begin(config)
+    if folder == link and link.is_symlink() and not config.train.resume:
+        # The rows to which it points are those of an earlier run, which made no checkpoint.
+        link.unlink()
+    _prepare(folder, config, of_ranks=of_ranks)
+    if not _is_same(folder, link):
+        _link(folder, link, config)
+    return folder
+
+
 def _prepare(folder: Path, config: Config, *, of_ranks: bool) -> None:
     if not folder.exists():
+        if folder.is_symlink():
+            raise ConfigError(
+                f"{folder} points to {folder.readlink()}, which does not exist: put that folder back, or name the "
+                "folder of the rows with --store"
+            )
         return
     if not folder.is_dir():
         raise ConfigError(
             f"store {folder} is a file, but a store is a folder: pass another --store"
         )
     names = [entry.name for entry in folder.iterdir()]
-    are_of_ranks = any(re.fullmatch(_RANKS_ONLY, name) for name in names)
+    are_of_ranks = is_of_ranks(names)
     if config.train.resume:
-        if names and not are_of_ranks and not any(map(_STORE_FILES.fullmatch, names)):
+        if names and not are_of_ranks and not is_store(names):
             raise ConfigError(
                 f"cannot resume: {folder} is not a store (it holds {min(names)}); check --out and --store"
             )
@@ -93,81 +128,70 @@ def _prepare(folder: Path, config: Config, *, of_ranks: bool) -> None:
                 else f"cannot resume: {folder} was written by one process; start this command without torchrun"
             )
         return
-    if names and config.store.path is not None:
+    if names and folder == config.store.path and not config.train.replace:
         raise ConfigError(
             f"store {folder} is not empty: pass --resume to continue its run, or pass another --store"
         )
     if names:
-        _check_names(folder, names, _RANKS_FILES if are_of_ranks else _STORE_FILES)
-        try:
-            if are_of_ranks:
-                _remove_ranks(folder)
-            else:
+        _clear(folder, config)
+
+
+def _link(folder: Path, link: Path, config: Config) -> None:
+    """Make `OUT/store` a link to the folder of `--store`."""
+    if link.is_dir() and not link.is_symlink():
+        if config.train.resume:
+            return
+        # Rows of an earlier run without a checkpoint, which had no --store.
+        _clear(link, config)
+    new = link.with_name("store.new")
+    new.unlink(missing_ok=True)
+    new.symlink_to(folder.absolute())
+    new.replace(link)
+
+
+def _clear(folder: Path, config: Config) -> None:
+    """Remove a folder of rows without a checkpoint, unless a process has it open."""
+    if not any(folder.iterdir()):
+        folder.rmdir()
+        return
+    check_names(folder, "clear")
+    try:
+        if is_of_ranks([entry.name for entry in folder.iterdir()]):
+            lock = take_lock(folder)
+            try:
                 _remove(folder, config)
-        except (StoreCorrupt, MemoryTooSmall) as error:
-            raise ConfigError(
-                f"this run would clear {folder}, but cannot open it to check for a checkpoint ({error}): "
-                "remove the folder, or pass another --out"
-            ) from None
+            finally:
+                lock.release()
+        else:
+            # The open store holds its lock: no other run can start here between the check and the removal.
+            with closing(rowmill.open(folder, memory=config.store.memory)):
+                _remove(folder, config)
+    except (StoreCorrupt, MemoryTooSmall) as error:
+        raise ConfigError(
+            f"this run would clear {folder}, but cannot open it to check for a checkpoint ({error}): "
+            "remove the folder, or pass another --out"
+        ) from None
+
+
+def _remove(folder: Path, config: Config) -> None:
+    _check_is_new(folder, config.train.out, "--out")
+    shutil.rmtree(folder)
 
 
 def check_is_of_a_run(store: Store, folder: Path) -> None:
     """Raise `ConfigError` if the store has tables that `rowmill train` did not write."""
     if store.table_names() and store.attachment(ATTACHMENT) is None:
-        raise _of_no_run(folder, "--store")
+        raise of_no_run(folder, "--store")
 
 
-def _check_is_new(folder: Path, flag: str) -> None:
-    try:
-        if (folder / CHECKPOINT_FILE).exists():
-            manifest = Manifest.load(folder)
-            position = None if manifest is None else manifest.position
-            known = isinstance(position, dict) and "identity" in position
-            described = cast("dict[str, str]", position) if known else None
-        elif (folder / "MANIFEST").exists():
-            packed = _core.Changes.open(str(folder), 0).attachment(ATTACHMENT)
-            described = None if packed is None else described_in(packed)
-        else:
-            return
-    except StoreCorrupt as error:
+def _check_is_new(rows: Path, moved: Path, flag: str) -> None:
+    if (found := FoundRun.look(rows, flag)) is not None:
         raise ConfigError(
-            f"{folder} has a checkpoint that cannot be read ({error}): restore the folder from a copy, remove it, or "
-            f"pass another {flag}"
-        ) from None
-    if described is None:
-        raise _of_no_run(folder, flag)
-    raise ConfigError(
-        f"{folder} has the checkpoint of a run at {progress_of(described)}, which a new run would overwrite: pass "
-        f"--resume to continue from it, or pass another {flag}"
-    )
-
-
-def _of_no_run(folder: Path, flag: str) -> ConfigError:
-    return ConfigError(
-        f"store {folder} has tables that `rowmill train` did not write: pass another {flag}"
-    )
-
-
-def _check_names(folder: Path, names: list[str], files: re.Pattern[str]) -> None:
-    strange = [name for name in names if not files.fullmatch(name)]
-    if strange:
-        raise ConfigError(
-            f"this run would clear {folder}, but it holds {min(strange)}, which is not a file of a store: "
-            "move that file, or pass another --out"
+            f"{rows} has the checkpoint of a run ({found}): pass --resume to continue it, another {flag} for a new run, or "
+            f"--replace for a new run in its place; --replace keeps the old one as {moved}.replaced until the new one has "
+            "its first checkpoint"
         )
 
 
-def _remove(folder: Path, config: Config) -> None:
-    # The open store holds its lock: no other run can start here between the check and the removal.
-    with rowmill.open(folder, memory=config.store.memory):
-        _check_is_new(folder, "--out")
-        shutil.rmtree(folder)
-
-
-def _remove_ranks(folder: Path) -> None:
-    lock = take_lock(folder)
-    try:
-        _check_is_new(folder, "--out")
-        shutil.rmtree(folder)
-    finally:
-        lock.release()
+def _is_same(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)

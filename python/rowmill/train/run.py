@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pkgutil import resolve_name
@@ -29,11 +29,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rowmill.errors import InvalidInput, RowmillError
-from rowmill.train.folder import check_is_new
 from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes, step_threads
+from rowmill.train.out import run_folder
 from rowmill.train.progress import RunProgress
 from rowmill.train.pusher import Pusher
 from rowmill.train.ranks import check_alone, is_first, rank_conditions, started_ranks
+from rowmill.train.replacement import Replacement
 from rowmill.train.report import clear_report, figures_of, read_report, write_report
 from rowmill.train.rows import StoredRows, row_eviction, row_optimizer
 from rowmill.train.run_files import RunFiles
@@ -76,9 +77,8 @@ def train(config: Config, console: Console) -> dict[str, Any]:
     Returns:
         The content of `report.json`.
     """
-    out = config.train.out
     with open_trainer(config, console) as trainer:
-        state = trainer.state
+        state, out = trainer.state, trainer.config.train.out
         if state.test is None:
             # The folder may have the report of an earlier run.
             if is_first():
@@ -99,7 +99,7 @@ def train(config: Config, console: Console) -> dict[str, Any]:
         with RunProgress(
             console,
             out / "events" if is_first() else None,
-            figures=figures_of(config.as_dict()),
+            figures=figures_of(trainer.config.as_dict()),
             total=total,
             done=trainer.rows_seen,
             curve=state.curve,
@@ -119,21 +119,28 @@ def train(config: Config, console: Console) -> dict[str, Any]:
 
 @contextmanager
 def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
-    """A trainer at the first example or, with `train.resume`, at the last checkpoint. The store is closed at exit."""
+    """A trainer at the first example or, with `train.resume`, at the last checkpoint. The store is closed at exit.
+
+    Its settings have the folder of the run as `train.out`.
+    """
     threads = step_threads(config)
     # Check settings before any file is created.
     check_flags(config)
     row_optimizer(config.rows)
     row_eviction(config.eviction)
     alone = started_ranks() is None
-    if alone:
-        check_is_new(config)
     torch.set_num_threads(threads)
     if alone:
         check_alone(config)
     elif config.store.lookahead is None:
         config = replace(config, store=replace(config.store, lookahead=_LOOKAHEAD_OF_RANKS))
-    with task_opener(config)(config, console, threads) as task:
+    with (
+        run_folder(config) if alone else nullcontext() as folder,
+        task_opener(config)(folder.config if folder else config, console, threads) as task,
+    ):
+        config = task.config
+        if folder is not None:
+            folder.begin(console)
         pusher = None
         if config.checkpoint.push is not None and isinstance(task.rows, StoredRows):
             keep = config.checkpoint.keep
@@ -169,6 +176,7 @@ class Trainer:
         conditions = bit_conditions(step_threads(config)) | rank_conditions(config)
         files = RunFiles({"config": _settings(config), **task.described()})
         self.run = Run(task.model, task.optimizer, task.identity, conditions, files)
+        self._replacement = Replacement.found(config.train.out) if is_first() else None
         self._counts_before: dict[str, int] = {}
         self._pipeline = self.rows.pipeline(task.look_up, config.train.in_flight)
         self._since = time.perf_counter()
@@ -270,6 +278,7 @@ class Trainer:
         """Write one checkpoint of rows and run state, and start pushing it if `checkpoint.push` is set."""
         self.state.counts = self._counts()
         self.rows.save(self.run)
+        self._remove_replaced()
         if self.pusher is not None:
             self.pusher.begin()
 
@@ -279,6 +288,7 @@ class Trainer:
         if changed is None:
             console.print("No checkpoint to resume from: starting from the first row")
             return
+        self._remove_replaced()
         self._counts_before = self.state.counts
         if self.state.epoch < self.config.train.epochs:
             # train.epochs was raised after the run was complete, so it will be tested again.
@@ -294,6 +304,12 @@ class Trainer:
                     markup=False,
                     soft_wrap=True,
                 )
+
+    def _remove_replaced(self) -> None:
+        """Remove the run that this one replaces: this one has a checkpoint."""
+        if self._replacement is not None:
+            self._replacement.remove()
+            self._replacement = None
 
     def report(self, test: dict[str, float | None]) -> dict[str, Any]:
         """The content of `report.json`."""
@@ -384,5 +400,6 @@ class Trainer:
 def _settings(config: Config) -> dict[str, Any]:
     """The settings as a file of the run has them: a run that is resumed writes the same file."""
     settings = config.as_dict()
-    del settings["train"]["resume"]
+    for name in ("resume", "replace"):
+        del settings["train"][name]
     return settings

@@ -66,6 +66,11 @@ class Task(Protocol):
     """Number of examples per epoch."""
 
     @property
+    def config(self) -> Config:
+        """The settings, with the folder of the run as `train.out`."""
+        ...
+
+    @property
     def model(self) -> nn.Module:
         """The model; its `embeddings`, if it has any, are the rows."""
         ...

@@ -134,7 +134,7 @@ def test_every_field_has_help_and_flags_are_distinct() -> None:
 def test_a_config_becomes_plain_values() -> None:
     plain = load_config(None, {("data", "path"): "a/b"}).as_dict()
     assert plain["data"]["path"] == "a/b"
-    assert plain["train"]["out"] == "out/train"
+    assert plain["train"]["out"] == "out/latest"
     assert plain["generate"] is None
 
 

@@ -261,8 +261,8 @@ def test_all_ranks_refuse_a_new_run_in_a_folder_with_a_checkpoint(
         codes, said = start_any(server, after, log, out, *few)
         assert codes == [2] * after
         for text in said:
-            assert f"{out}/store has the checkpoint of a run at step 4 (200 rows)" in text
-            assert "pass --resume to continue from it, or pass another --out" in text
+            assert f"{out}/store has the checkpoint of a run (task ctr, step 4 (200 rows)" in text
+            assert "pass --resume to continue it, another --out for a new run, or --replace" in text
         assert files(out) == kept
 
 

@@ -154,7 +154,7 @@ def test_rows_do_not_run_ahead_of_a_checkpoint_in_two_phases(tmp_path: Path) -> 
             store.prepare()
             words(store).put([2], weights(1, 0))
 
-    with pytest.warns(errors.UnsavedRows, match="say which of them holds"):
+    with pytest.warns(errors.UnsavedRows, match="prepared and not committed"):
         in_doubt()
     with opened(tmp_path / "s", at=1) as store:
         assert words(store).get([1, 2, 3])[:, 0].tolist() == [1, 1, 1]

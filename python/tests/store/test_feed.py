@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -140,7 +141,8 @@ def events(folder: Path, since: int | None = None) -> list[rowmill.FeedEvent]:
 
 def test_events_describe_all_changes(tmp_path: Path) -> None:
     folder = tmp_path / "s"
-    with rowmill.open(folder, memory="16MiB", feed="32MiB", feed_interval_s=60) as store:
+    opened = rowmill.open(folder, memory="16MiB", feed="32MiB", feed_interval_s=60)
+    with closing(opened) as store:
         table = store.table("words", dim=2, optimizer=SGD(lr=1.0))
         table.put([1, 2], [[1.0, 1.0], [2.0, 2.0]])
         store.checkpoint()

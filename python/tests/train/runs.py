@@ -40,7 +40,7 @@ def fork(
 
     With `tell`, the process creates that file when it begins the training step with that number, counted from 1.
     """
-    process = server.Process(target=_command, args=(arguments, printed, environment or {}, tell))
+    process = server.Process(target=command, args=(arguments, printed, environment or {}, tell))
     process.start()
     return process
 
@@ -81,7 +81,7 @@ def scalars(events: Path, *tags: str) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in tags}
 
 
-def _command(
+def command(
     arguments: list[str],
     printed: Path,
     environment: Mapping[str, str],

@@ -160,8 +160,8 @@ def test_a_new_run_is_refused_in_a_folder_with_a_checkpoint(
     command()
     before = contents(Path())
     says = command(*flags, code=2)
-    assert "out/store has the checkpoint of a run at step 12 (1,200 rows)" in says
-    assert "pass --resume to continue from it, or pass another --out" in says
+    assert "out/store has the checkpoint of a run (task ctr, step 12 (1,200 rows)" in says
+    assert "pass --resume to continue it, another --out" in says
     assert contents(Path()) == before
     assert "Nothing to do" in command("--resume")
     command("--out", "other")
@@ -173,8 +173,8 @@ def test_a_new_run_is_refused_if_its_store_has_a_checkpoint(
     command("--store", "rows")
     before = contents(Path())
     says = command("--store", "rows", "--out", "other", code=2)
-    assert "rows has the checkpoint of a run at step 12 (1,200 rows)" in says
-    assert "or pass another --store" in says
+    assert "rows has the checkpoint of a run (task ctr, step 12 (1,200 rows)" in says
+    assert "another --store for a new run" in says
     assert contents(Path()) == before
     assert "Nothing to do" in command("--store", "rows", "--resume")
 
