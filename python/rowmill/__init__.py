@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from rowmill.store.remote import checkpoints, restore
     from rowmill.store.store import Store, open
     from rowmill.store.tables import Table, Ticket
+    from rowmill.store.versions import NewVersion, drop_version, rollback, versions
 
 __all__ = [
     "TTL",
@@ -63,6 +64,7 @@ __all__ = [
     "LowestNorm",
     "LowestScore",
     "MinCount",
+    "NewVersion",
     "RaggedBatch",
     "RowmillError",
     "Store",
@@ -76,6 +78,7 @@ __all__ = [
     "convert",
     "ctr",
     "distributed",
+    "drop_version",
     "errors",
     "export",
     "gnn",
@@ -88,10 +91,12 @@ __all__ = [
     "optim",
     "partition",
     "restore",
+    "rollback",
     "serve",
     "store",
     "train",
     "unconvert",
+    "versions",
 ]
 
 __getattr__, __dir__ = lazy(
@@ -115,6 +120,7 @@ __getattr__, __dir__ = lazy(
         "store.remote": ("checkpoints", "restore"),
         "store.store": ("Store", "open"),
         "store.tables": ("Table", "Ticket"),
+        "store.versions": ("NewVersion", "drop_version", "rollback", "versions"),
     },
     modules=(
         "cli",

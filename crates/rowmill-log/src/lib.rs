@@ -13,10 +13,12 @@
 mod counters;
 mod error;
 mod geometry;
+mod holders;
 mod live_counts;
 mod reader;
 mod reading;
 mod retaining;
+mod row_set;
 mod scan;
 mod segment_copy;
 mod segment_table;
@@ -28,7 +30,7 @@ mod tests;
 mod trailer;
 
 use std::fmt::{self, Debug, Formatter};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
 use rowmill_io::{Device, Process, Span};
@@ -36,6 +38,7 @@ use rowmill_rows::RowKey;
 use rowmill_sync::{Mutex, Poison, RwLock, ranks};
 
 use counters::Counters;
+use holders::Holders;
 use live_counts::LiveCounts;
 use reader::Scratch;
 use reading::Readings;
@@ -46,6 +49,7 @@ pub use counters::LogCounts;
 pub use error::{Damage, LogError, PoisonCause, RowResult, SegmentPart};
 pub use geometry::{Geometry, ROW_NUMBERS};
 pub use retaining::Retaining;
+pub use row_set::RowSet;
 pub use segment_copy::SegmentCopier;
 pub use segment_table::{LogSpace, Victim};
 pub use state::{LogState, SegmentRecord};
@@ -107,6 +111,8 @@ struct Shared {
     tail: Tail,
     table: RwLock<SegmentTable, ranks::LogSegments>,
     live: LiveCounts,
+    /// Set once the store has versions.
+    holders: OnceLock<Holders>,
     readings: Readings,
     scratch: Mutex<Vec<Scratch>, ranks::LogScratch>,
     /// Held while free places are returned to the file system. A second caller waits until they are.
@@ -159,6 +165,7 @@ impl Log {
             tail: Tail::new(&geometry, tail_buffers, writer_thread),
             table: RwLock::new(table),
             live,
+            holders: OnceLock::new(),
             readings: Readings::default(),
             scratch: Mutex::default(),
             discards: Mutex::default(),
@@ -210,6 +217,35 @@ impl Log {
         self.shared.append(Stream::Moved, 0, key, row)
     }
 
+    /// Move row `old`, which the index does not name, for the versions that name it. Returns its new number;
+    /// `None` if no version names it. The caller prevents that the row moves twice at a time.
+    ///
+    /// # Errors
+    /// As [`Log::append`].
+    ///
+    /// # Panics
+    /// As [`Log::append`].
+    pub fn move_kept(&self, old: u32, key: RowKey, row: &[u8]) -> Result<Option<u32>, LogError> {
+        let Some(holders) = self.shared.holders.get().filter(|holders| holders.keep(old)) else {
+            return Ok(None);
+        };
+        let new = self.append_moved(key, row)?;
+        let follows = holders.follow(old, new);
+        // Only the versions hold the copy. If they were let go meanwhile, it is released here.
+        self.release(new);
+        if !follows {
+            return Ok(None);
+        }
+        self.let_go_of(old);
+        Ok(Some(new))
+    }
+
+    /// Row `old`, which the index names, was copied to `new`: the versions that name it follow. Returns
+    /// whether there are any. The caller then releases `old`.
+    pub fn follow(&self, old: u32, new: u32) -> bool {
+        self.shared.holders.get().is_some_and(|holders| holders.follow(old, new))
+    }
+
     /// Stop taking and writing rows. When this returns, no write is in progress. Reads continue to work.
     pub fn close(&self) {
         self.shared.close();
@@ -231,6 +267,13 @@ impl Log {
     /// # Panics
     /// When the rows of that segment were released more often than retained.
     pub fn release(&self, number: u32) {
+        if !self.shared.holders.get().is_some_and(|holders| holders.release(number)) {
+            self.let_go_of(number);
+        }
+    }
+
+    /// Nothing holds a row any more.
+    fn let_go_of(&self, number: u32) {
         let (place, _) = self.shared.geometry.locate(number);
         if self.shared.live.release(place) {
             self.shared.table.write().emptied(place, &self.shared.live, &self.shared.readings);
@@ -241,6 +284,72 @@ impl Log {
     /// once the next checkpoint is durable.
     pub fn loaded(&self) {
         self.shared.table.write().loaded(&self.shared.live, &self.shared.readings);
+    }
+
+    /// From now on remember which rows the index names, as versions need it. The caller then names every row
+    /// of the index once ([`Log::name`]); rows appended or released meanwhile are counted correctly.
+    pub fn track(&self) {
+        self.shared.holders.get_or_init(Holders::default);
+    }
+
+    /// Whether [`Log::track`] was called.
+    pub fn is_tracking(&self) -> bool {
+        self.shared.holders.get().is_some()
+    }
+
+    /// The index names this row, which was appended before [`Log::track`]. Call it under the lock that
+    /// protects the index.
+    pub fn name(&self, number: u32) {
+        if let Some(holders) = self.shared.holders.get() {
+            holders.name(number);
+        }
+    }
+
+    /// Remember the rows of the index for the checkpoint being cut, and keep them as `version`, if given.
+    /// Call it while no row can change, next to [`Log::cut`]. Does nothing without [`Log::track`].
+    pub fn cut_rows(&self, version: Option<u64>) {
+        if let Some(holders) = self.shared.holders.get() {
+            holders.cut(version);
+        }
+    }
+
+    /// A row of the checkpoint being made was appended after its cut. Call it before the row is released.
+    pub fn append_to_cut(&self, number: u32) {
+        if let Some(holders) = self.shared.holders.get() {
+            holders.append_to_cut(number);
+        }
+    }
+
+    /// The rows of the checkpoint being made, once all of them are appended; `None` without [`Log::track`].
+    pub fn finish_cut_rows(&self) -> Option<RowSet> {
+        self.shared.holders.get().and_then(Holders::finish_cut)
+    }
+
+    /// Keep the rows of a version that was loaded. Call it before [`Log::loaded`].
+    ///
+    /// # Errors
+    /// The first row that the log does not have; nothing is kept then.
+    ///
+    /// # Panics
+    /// When the log does not track its rows.
+    pub fn adopt(&self, version: u64, rows: RowSet) -> Result<(), u32> {
+        let mut retaining = self.retaining();
+        if let Some(unknown) = rows.rows().find(|&row| !retaining.has(row)) {
+            return Err(unknown);
+        }
+        let holders = self.shared.holders.get().expect("a log with versions tracks its rows");
+        for row in holders.adopt(version, rows) {
+            retaining.count(row);
+        }
+        retaining.finish();
+        Ok(())
+    }
+
+    /// Rows that only this version names may go. Does nothing if there is no such version.
+    pub fn let_go(&self, version: u64) {
+        if let Some(holders) = self.shared.holders.get() {
+            holders.let_go(version).into_iter().for_each(|row| self.let_go_of(row));
+        }
     }
 
     /// Seal the open segments early and wait until all sealed ones are written (not yet durable).
@@ -389,7 +498,8 @@ impl Log {
     /// Memory held: tail buffers, checksums, tables.
     pub fn bytes(&self) -> usize {
         let shared = &self.shared;
-        shared.tail.bytes(&shared.geometry) + shared.table.read().bytes() + shared.live.bytes()
+        let holders = shared.holders.get().map_or(0, Holders::bytes);
+        shared.tail.bytes(&shared.geometry) + shared.table.read().bytes() + shared.live.bytes() + holders
     }
 
     /// Memory kept for reading. The caller charges it to I/O, not to rows.

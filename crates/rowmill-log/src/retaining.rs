@@ -32,12 +32,24 @@ impl<'a> Retaining<'a> {
 
     /// Retain a row. Returns false when the device has no such row.
     pub fn row(&mut self, number: u32) -> bool {
-        let (place, index) = self.log.shared.geometry.locate(number);
-        let Some(place) = self.places.get_mut(place as usize).filter(|place| index < place.rows) else {
+        if !self.has(number) {
             return false;
-        };
-        place.retained += 1;
+        }
+        self.count(number);
+        self.log.name(number);
         true
+    }
+
+    /// Whether the device has this row.
+    pub(super) fn has(&self, number: u32) -> bool {
+        let (place, index) = self.log.shared.geometry.locate(number);
+        self.places.get(place as usize).is_some_and(|place| index < place.rows)
+    }
+
+    /// Count a row that the device has.
+    pub(super) fn count(&mut self, number: u32) {
+        let (place, _) = self.log.shared.geometry.locate(number);
+        self.places[place as usize].retained += 1;
     }
 
     /// Add the counts to the counters of the log.

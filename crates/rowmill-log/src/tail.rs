@@ -114,7 +114,11 @@ impl Shared {
             self.seal(&mut state, stream);
         }
         add(&self.counters.rows_appended, 1);
-        Ok(self.geometry.number(place, index))
+        let number = self.geometry.number(place, index);
+        if let Some(holders) = self.holders.get() {
+            holders.name(number);
+        }
+        Ok(number)
     }
 
     /// The open segment of a stream. Waits until a buffer for it is idle.

@@ -31,6 +31,7 @@ pub(crate) fn fsck(py: Python<'_>, path: PathBuf, repair: bool) -> PyResult<Boun
     out.set_item("segments", report.segments)?;
     out.set_item("blocks", report.blocks)?;
     out.set_item("rows", report.rows)?;
+    out.set_item("versions", report.versions)?;
     out.set_item("problems", &report.problems)?;
     out.set_item("dropped", dropped)?;
     out.set_item("unnamed", &report.unnamed)?;

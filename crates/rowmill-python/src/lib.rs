@@ -29,6 +29,7 @@ mod store;
 mod table;
 mod threads;
 mod ticket;
+mod versions;
 
 use pyo3::pymodule;
 
@@ -74,6 +75,8 @@ mod _core {
     use crate::table::Table;
     #[pymodule_export]
     use crate::ticket::Ticket;
+    #[pymodule_export]
+    use crate::versions::{drop_version, prepare_rollback, rollback, settle, versions};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

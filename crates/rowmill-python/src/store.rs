@@ -20,6 +20,7 @@ use crate::spec::read_spec;
 use crate::stats::{checkpoint_dict, push_dict, stats_dict};
 use crate::table::{Table, destination};
 use crate::ticket::Ticket;
+use crate::versions::{new_version, version_dict};
 
 /// An open store.
 #[pyclass(frozen, module = "rowmill._core")]
@@ -34,7 +35,7 @@ type Rows<'py> = (Bound<'py, PyByteArray>, Bound<'py, PyByteArray>);
 #[pymethods]
 impl Store {
     #[staticmethod]
-    #[pyo3(signature = (path, *, memory, row_memory, threads, seed, wait_deadline_s, create, read_only, at, history, feed_bytes, feed_interval_s, feed_waiting, io))]
+    #[pyo3(signature = (path, *, memory, row_memory, threads, seed, wait_deadline_s, create, read_only, at, version, history, feed_bytes, feed_interval_s, feed_waiting, io))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of one Python call")]
     fn open(
         py: Python<'_>,
@@ -47,6 +48,7 @@ impl Store {
         create: bool,
         read_only: bool,
         at: Option<u64>,
+        version: Option<String>,
         history: u64,
         feed_bytes: Option<u64>,
         feed_interval_s: f64,
@@ -79,6 +81,7 @@ impl Store {
             create,
             read_only,
             at,
+            version,
             history,
             feed: feed_bytes.map(|bytes| FeedOptions { bytes, interval, waiting: feed_waiting }),
             io,
@@ -306,9 +309,12 @@ impl Store {
         &self,
         py: Python<'py>,
         attachments: Vec<(String, PyBackedBytes)>,
+        version: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let info =
-            py.detach(|| self.0.checkpoint(&borrowed(&attachments))).map_err(|error| raised(py, &error))?;
+        let version = version.map(new_version).transpose()?;
+        let info = py
+            .detach(|| self.0.checkpoint_as(&borrowed(&attachments), version.as_ref()))
+            .map_err(|error| raised(py, &error))?;
         checkpoint_dict(py, &info)
     }
 
@@ -316,15 +322,27 @@ impl Store {
         &self,
         py: Python<'py>,
         attachments: Vec<(String, PyBackedBytes)>,
+        version: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let info =
-            py.detach(|| self.0.prepare(&borrowed(&attachments))).map_err(|error| raised(py, &error))?;
+        let version = version.map(new_version).transpose()?;
+        let info = py
+            .detach(|| self.0.prepare_as(&borrowed(&attachments), version.as_ref()))
+            .map_err(|error| raised(py, &error))?;
         checkpoint_dict(py, &info)
     }
 
     fn commit<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let info = py.detach(|| self.0.commit()).map_err(|error| raised(py, &error))?;
         checkpoint_dict(py, &info)
+    }
+
+    fn versions<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let found = py.detach(|| self.0.versions()).map_err(|error| raised(py, &error))?;
+        found.iter().map(|version| version_dict(py, version)).collect()
+    }
+
+    fn kept_versions(&self, py: Python<'_>) -> PyResult<Vec<(u64, String)>> {
+        py.detach(|| self.0.kept_versions()).map_err(|error| raised(py, &error))
     }
 
     fn push<'py>(&self, py: Python<'py>, url: &str, keep: usize) -> PyResult<Bound<'py, PyDict>> {

@@ -59,7 +59,10 @@ mod threads;
 mod update;
 
 pub use background::Work;
-pub use checkpoint::{FsckReport, fsck};
+pub use checkpoint::{
+    Best, FsckReport, NewVersion, VersionInfo, drop_version, fsck, prepare_rollback, rollback, settle_at,
+    versions,
+};
 pub use error::StoreError;
 pub use feed::{FeedChange, FeedEvent, FeedReader};
 pub use files::RESTORING;

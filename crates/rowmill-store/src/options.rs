@@ -41,6 +41,8 @@ pub struct StoreOptions {
     /// Number of the checkpoint to open at, if a prepared one may exist. `None`: the last one, and opening
     /// for writing fails if one is prepared.
     pub at: Option<u64>,
+    /// Name or checkpoint number of the version to open, read-only. `None`: the last checkpoint.
+    pub version: Option<String>,
     /// Bytes of change lists kept for [`crate::Store::changes`], beyond the lists that a checkpoint needs.
     pub history: u64,
     /// Publish changes for other processes. `None`: no feed.
@@ -67,6 +69,7 @@ impl Default for StoreOptions {
             create: true,
             read_only: false,
             at: None,
+            version: None,
             history: 64 << 20,
             feed: None,
             io: IoChoice::Auto,
@@ -92,6 +95,14 @@ impl StoreOptions {
                 option: "row_memory",
                 expected: format!("at most memory ({} bytes)", self.memory),
                 got: rows.to_string(),
+            });
+        }
+        if let Some(version) = self.version.as_ref().filter(|_| !self.read_only || self.at.is_some()) {
+            return Err(StoreError::Option {
+                option: "version",
+                expected: "given with read_only and without at; roll back to write to it (rowmill rollback)"
+                    .into(),
+                got: format!("{version:?}"),
             });
         }
         if let Some(feed) = &self.feed {

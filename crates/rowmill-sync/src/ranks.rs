@@ -58,9 +58,11 @@ ranks! {
     /// The log of index changes.
     IndexLogCurrent = 140, "the current index log";
     IndexLogFrozen = 141, "the frozen index log";
-    IndexLogError = 142, "the error of the index log";
+    IndexLogMoves = 142, "the moved rows of the index log";
+    IndexLogError = 143, "the error of the index log";
     /// The log of a group.
-    LogDiscards = 149, "the discards of a log";
+    LogDiscards = 148, "the discards of a log";
+    LogVersions = 149, "the versions of a log";
     LogTail = 150, "the tail of a log";
     LogBuffer = 151, "a buffer of a log's tail";
     LogSegments = 152, "the segments of a log";

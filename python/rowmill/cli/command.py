@@ -1,4 +1,4 @@
-"""The command `rowmill`: all subcommands but `serve` and `loadtest`, which have modules of their own.
+"""The command `rowmill`: all subcommands but `serve`, `loadtest`, `versions` and `rollback`, which have their own modules.
 
 Flags come from the fields of `rowmill.config`. Every error is one line on standard error. The exit code is 2 for bad
 input and 1 for a failure of the store or the machine.
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from rowmill.cli.load import add_loadtest
 from rowmill.cli.serving import add_serve
+from rowmill.cli.versions import add_versions
 from rowmill.config.config import SECTIONS, load_config, section_from, settings_of
 from rowmill.config.setting import ConfigError
 from rowmill.errors import (
@@ -214,6 +215,8 @@ def _parser() -> argparse.ArgumentParser:
         help="number of the checkpoint, as printed by rowmill checkpoints (default: the latest)",
     )
     restore.set_defaults(command=_restore, interrupted="; run the same command to continue")
+
+    add_versions(commands, _path)
 
     changes = commands.add_parser(
         "changes",

@@ -80,6 +80,8 @@ def print_fsck(path: Path, *, repair: bool, dropped: Path | None = None) -> bool
         f"checkpoint {report['epoch']}: read {report['files']} files and {report['segments']:,} segments with "
         f"{report['blocks']:,} blocks; {report['rows']:,} rows are intact"
     )
+    if report["versions"]:
+        read += f", {report['versions']} versions were checked"
     if not report["problems"]:
         print(f"clean: {read}")
     elif report["repaired"] is not None:

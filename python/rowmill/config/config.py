@@ -79,6 +79,13 @@ class Config:
             raise ConfigError("train.in_flight needs a store: drop --plain or --in-flight")
         if self.train.plain and self.checkpoint.push is not None:
             raise ConfigError("checkpoint.push needs a store: drop --plain or --push")
+        if self.train.plain and self.checkpoint.versions is not None:
+            raise ConfigError("checkpoint.versions needs a store: drop --plain or --versions")
+        if self.checkpoint.best is not None and (self.checkpoint.versions or 0) < 2:
+            raise ConfigError(
+                f"checkpoint.best = {self.checkpoint.best!r} keeps one of the versions: set checkpoint.versions "
+                f"(--versions) to 2 or more, got {self.checkpoint.versions}"
+            )
         if self.train.plain and self.rows.dtype != "fp32":
             raise ConfigError(
                 f"rows.dtype = {self.rows.dtype!r} needs a store: drop --plain or --row-dtype"

@@ -405,7 +405,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """Section `[checkpoint]`: copies of checkpoints at a URL."""
+    """Section `[checkpoint]`: versions that are kept, and copies of checkpoints at a URL."""
 
     push: Annotated[
         str | None,
@@ -414,3 +414,20 @@ class CheckpointConfig:
     keep: Annotated[
         int, Setting("number of checkpoints to keep at --push", "--keep", 1, 10_000)
     ] = 3
+    versions: Annotated[
+        int | None,
+        Setting(
+            "number of checkpoints to keep as versions, for rowmill versions and rollback (default: only the last "
+            "checkpoint)",
+            "--versions",
+            1,
+            1000,
+        ),
+    ] = None
+    best: Annotated[
+        str | None,
+        Setting(
+            "with --versions: metric of the curves, such as auc; the version with its best value is kept",
+            "--best",
+        ),
+    ] = None

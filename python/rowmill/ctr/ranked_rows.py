@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rowmill.distributed.collection import Prepared
     from rowmill.store.store import Store
     from rowmill.store.tables import Table
+    from rowmill.store.versions import NewVersion
     from rowmill.train.rows import StepPipeline
     from rowmill.train.state import Run
 
@@ -106,13 +107,13 @@ class RankedClickRows(StoredRows):
         """Counters summed over all ranks."""
         return _added(self._ranks.gather(super().counts()))
 
-    def save(self, run: Run) -> None:
+    def save(self, run: Run, version: NewVersion | None = None) -> None:
         """Write one checkpoint of all ranks."""
         # Measured times differ between ranks: save those of rank 0.
         said = self._ranks.gather(run.described())[0]
         if self._ranks.rank == 0:
             run.files.write(self._checkpoint.folder)
-        self._checkpoint.save(run.model, run.optimizer, position=said)
+        self._checkpoint.save(run.model, run.optimizer, position=said, version=version)
 
     def restore(self, run: Run) -> list[str] | None:
         """Restore `run` from the last checkpoint."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rowmill.optim.specs import OptimizerSpec
     from rowmill.store.store import Store
     from rowmill.store.tables import Table
+    from rowmill.store.versions import NewVersion
     from rowmill.train.rows import StepPipeline
     from rowmill.train.state import Run
 
@@ -224,7 +225,7 @@ class PlainRows:
         """None: plain rows run one step at a time."""
         return None
 
-    def save(self, run: Run) -> None:
+    def save(self, run: Run, version: NewVersion | None = None) -> None:
         """Does nothing: plain rows are not saved."""
 
     def restore(self, run: Run) -> list[str] | None:

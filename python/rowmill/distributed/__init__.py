@@ -17,6 +17,11 @@ Examples:
 
 from rowmill.distributed._checkpoint.checkpoint import Checkpoint, saved_state, take_lock
 from rowmill.distributed._checkpoint.manifest import CHECKPOINT_FILE, Manifest, write_durable
+from rowmill.distributed._checkpoint.versions import (
+    drop_version_of_ranks,
+    rollback_ranks,
+    versions_of_ranks,
+)
 from rowmill.distributed._exchange.exchange import RowsOnWire
 from rowmill.distributed._exchange.traffic import Traffic
 from rowmill.distributed._liveness.watch import Watch
@@ -41,7 +46,10 @@ __all__ = [
     "Strategy",
     "Traffic",
     "Watch",
+    "drop_version_of_ranks",
+    "rollback_ranks",
     "saved_state",
     "take_lock",
+    "versions_of_ranks",
     "write_durable",
 ]

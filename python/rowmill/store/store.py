@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rowmill.init import Initializer
     from rowmill.optim.specs import OptimizerSpec
     from rowmill.store.eviction import Admission, Eviction
+    from rowmill.store.versions import NewVersion
 
 
 THREADS_MAX = 1024
@@ -38,6 +39,7 @@ def open(
     row_memory: int | str | None = None,
     read_only: bool = False,
     at: int | None = None,
+    version: str | int | None = None,
     create: bool = True,
     threads: int | None = None,
     seed: int = 0,
@@ -61,6 +63,8 @@ def open(
         read_only: Read the last checkpoint; another process may have the store open for writing.
         at: Number of the checkpoint to open at, for a store that may have one prepared but not committed (see
             `Store.prepare`); 0: no checkpoint. Opening for writing keeps this checkpoint and discards the other.
+        version: Name or checkpoint number of the version to read, with `read_only`; None: the last checkpoint. See
+            `Store.checkpoint`.
         create: Create the store if the folder has none.
         threads: Threads that share a large batch; None: one per core available to the process.
         seed: Seed of the initializers, fixed when the store is created.
@@ -97,6 +101,7 @@ def open(
         create=create and not read_only,
         read_only=read_only,
         at=None if at is None else check_int(at, "at", 0, 2**63 - 1),
+        version=None if version is None else str(version),
         history=parse_size(history, name="history"),
         feed_bytes=None if feed is None else parse_size(feed, name="feed"),
         feed_interval_s=feed_interval_s,
@@ -318,20 +323,34 @@ class Store:
 
     # The whole store.
 
-    def checkpoint(self, *, attachments: Mapping[str, bytes] | None = None) -> dict[str, Any]:
+    def checkpoint(
+        self,
+        *,
+        attachments: Mapping[str, bytes] | None = None,
+        version: NewVersion | None = None,
+    ) -> dict[str, Any]:
         """Make all rows durable atomically, with named attachments of the caller.
 
         Args:
             attachments: Bytes by name. They replace all attachments of earlier checkpoints.
+            version: Keep this checkpoint as a version: it can be read (`rowmill.open(..., version=)`) and rolled back to
+                (`rowmill.rollback`) until it ages out. It shares unchanged rows with later checkpoints.
 
         Returns:
             `epoch` (the checkpoint's number), `rows_saved`, `log_bytes`, `file_bytes`, `stall_s` (seconds for
             which changes were blocked) and `duration_s`.
         """
         self.steps.flush_all()
-        return self.core.checkpoint(list((attachments or {}).items()))
+        return self.core.checkpoint(
+            list((attachments or {}).items()), None if version is None else version.as_dict()
+        )
 
-    def prepare(self, *, attachments: Mapping[str, bytes] | None = None) -> dict[str, Any]:
+    def prepare(
+        self,
+        *,
+        attachments: Mapping[str, bytes] | None = None,
+        version: NewVersion | None = None,
+    ) -> dict[str, Any]:
         """As `checkpoint`, but the previous checkpoint stays the last one until `commit`; both are durable.
 
         This is the first phase of a two-phase commit over several stores: all stores prepare, the caller writes a
@@ -339,11 +358,17 @@ class Store:
         the checkpoint. `rowmill.distributed.Checkpoint` does this for the stores of many ranks.
         """
         self.steps.flush_all()
-        return self.core.prepare(list((attachments or {}).items()))
+        return self.core.prepare(
+            list((attachments or {}).items()), None if version is None else version.as_dict()
+        )
 
     def commit(self) -> dict[str, Any]:
         """Make the prepared checkpoint the last one."""
         return self.core.commit()
+
+    def versions(self) -> list[dict[str, Any]]:
+        """The versions that the last checkpoint keeps, oldest first, as `rowmill.versions` returns them."""
+        return self.core.versions()
 
     def push(self, url: str, *, keep: int = 3) -> dict[str, Any]:
         """Upload the last checkpoint to an object store.

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _RUN_FILES = r"|run-[0-9a-f]{64}\.json(\.new)?"
-_RANKS_ONLY = r"CHECKPOINT(\.new)?|state-\d+\.pt(\.new)?|parts-\d+"
+_RANKS_ONLY = r"CHECKPOINT(\.new)?|version-\d+\.json(\.new)?|state-\d+\.pt(\.new)?|parts-\d+"
 _RANKS_FILES = re.compile(f"LOCK|{_RANKS_ONLY}{_RUN_FILES}")
 _STORE_FILES = re.compile(
-    r"LOCK|STORE|RESTORING|MANIFEST(\.new)?|group-\d+\.log|index-\d+\.(snapshot|delta)|attachment-\d+-.*"
-    + _RUN_FILES
+    r"LOCK|STORE|RESTORING|MANIFEST(\.new)?|group-\d+\.log|index-\d+\.(snapshot|delta|moves|rows)"
+    r"|version-\d+\.manifest|attachment-\d+-.*" + _RUN_FILES
 )
 _BLOCK = 512
 """Unit of `st_blocks`."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rowmill.store.eviction import Admission, Eviction
     from rowmill.store.store import Store
     from rowmill.store.tables import Table
+    from rowmill.store.versions import NewVersion
     from rowmill.train.state import Run
 
 
@@ -79,8 +80,8 @@ class RowSide(Protocol):
         """A pipeline of lookups with up to `in_flight` steps; None: the loop looks up the rows of each step itself."""
         ...
 
-    def save(self, run: Run) -> None:
-        """Write one checkpoint of the rows and the rest of the run."""
+    def save(self, run: Run, version: NewVersion | None = None) -> None:
+        """Write one checkpoint of the rows and the rest of the run, and keep it as a version if one is given."""
         ...
 
     def restore(self, run: Run) -> list[str] | None:
@@ -122,7 +123,7 @@ class StoredRows:
         """`StepsInFlight` for more than one step in flight, else None."""
         return StepsInFlight(self.store, look_up, in_flight) if in_flight > 1 else None
 
-    def save(self, run: Run) -> None:
+    def save(self, run: Run, version: NewVersion | None = None) -> None:
         """Write one atomic checkpoint. If the feed had failed, it resumes from this checkpoint."""
         failure = self.store.stats()["feed_failure"]
         if failure and failure != self._feed_failure:
@@ -135,7 +136,7 @@ class StoredRows:
         self._feed_failure = failure
         run.files.write(Path(self.store.location))
         listed = {FILES_ATTACHMENT: run.files.listed()} if run.files.names else {}
-        self.store.checkpoint(attachments={ATTACHMENT: run.pack(), **listed})
+        self.store.checkpoint(attachments={ATTACHMENT: run.pack(), **listed}, version=version)
 
     def restore(self, run: Run) -> list[str] | None:
         """Restore `run` from the attachment of the last checkpoint."""

@@ -40,6 +40,7 @@ from rowmill.train.rows import StoredRows, row_eviction, row_optimizer
 from rowmill.train.run_files import RunFiles
 from rowmill.train.state import Run
 from rowmill.train.task import announced, check_flags
+from rowmill.train.versions import new_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -277,7 +278,7 @@ class Trainer:
     def save(self) -> None:
         """Write one checkpoint of rows and run state, and start pushing it if `checkpoint.push` is set."""
         self.state.counts = self._counts()
-        self.rows.save(self.run)
+        self.rows.save(self.run, new_version(self.config.checkpoint, self.state))
         self._remove_replaced()
         if self.pusher is not None:
             self.pusher.begin()

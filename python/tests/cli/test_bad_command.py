@@ -248,10 +248,10 @@ def test_a_damaged_store_is_neither_resumed_nor_cleared(
 def test_a_store_of_a_newer_format_is_not_cleared(here: Path, refused: Callable[..., str]) -> None:
     assert main(train()) == 0
     manifest = Path("out/store/MANIFEST")
-    newer = b"rowmill-manifest 5 00000000 0\n"
+    newer = b"rowmill-manifest 6 00000000 0\n"
     manifest.write_bytes(newer)
     for flags in ([], ["--resume"]):
-        assert "format version 5, this build reads up to 4" in refused(*train(*flags), code=1)
+        assert "format version 6, this build reads up to 5" in refused(*train(*flags), code=1)
     assert "upgrade rowmill" in refused("inspect", "out/store", code=1)
     assert manifest.read_bytes() == newer
 

@@ -139,6 +139,7 @@ def train(
     every: int,
     random: bool = True,
     die: str | None = None,
+    keep: int | None = None,
 ) -> dict[str, Any]:
     """Train from the last checkpoint, and save at intervals."""
     checkpoint = Checkpoint(folder / "run", ranks=ranks)
@@ -168,7 +169,10 @@ def train(
             if (step + 1) % every == 0:
                 if die is not None and step + 1 == until:
                     _die_while_saving(die, ranks.rank, store)
-                checkpoint.save(model, optimizer, position=step + 1)
+                version = keep and rowmill.NewVersion(
+                    name=f"step-{step + 1}", keep=keep, step=step + 1
+                )
+                checkpoint.save(model, optimizer, position=step + 1, version=version or None)
         result = {
             "begin": begin,
             "losses": [losses[step] for step in range(begin, until)],

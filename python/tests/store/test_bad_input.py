@@ -186,12 +186,12 @@ def test_a_read_error_names_file_and_offset_and_is_not_reported_as_damage(
 def test_a_newer_format_is_refused_and_not_changed(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, folder := tmp_path / "store")
     manifest = folder / "MANIFEST"
-    manifest.write_bytes(b"rowmill-manifest 5 00000000 0\n")
+    manifest.write_bytes(b"rowmill-manifest 6 00000000 0\n")
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "LOCK"}
     for read_only in (True, False):
         error = refusal(folder, read_only=read_only)
         assert isinstance(error, errors.StoreNewer)
-        for part in ("format version 5", "reads up to 4", "upgrade rowmill", str(folder)):
+        for part in ("format version 6", "reads up to 5", "upgrade rowmill", str(folder)):
             assert part in str(error)
     after = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "LOCK"}
     assert after == before

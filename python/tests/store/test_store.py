@@ -198,7 +198,7 @@ def test_a_store_of_a_newer_version_is_not_changed(saved: Path) -> None:
     manifest = saved / "MANIFEST"
     newer = b"rowmill-manifest 9 00000000 0\n"
     manifest.write_bytes(newer)
-    with pytest.raises(errors.StoreNewer, match=r"format version 9.* reads up to 4"):
+    with pytest.raises(errors.StoreNewer, match=r"format version 9.* reads up to 5"):
         rowmill.open(saved, memory="16MiB")
     assert manifest.read_bytes() == newer
 

@@ -18,10 +18,14 @@ use crate::files::{self, FileEntry, GroupEntry, Manifest, SnapshotWriter, TableE
 use crate::group::Group;
 use crate::store::{CheckpointInfo, Saved, Store, Written, log_name};
 
+use super::versions::{NewVersion, moves_since};
+
 /// Frozen rows saved per acquisition of a shard's lock: about 50 us.
 const SAVE_ROWS: usize = 256;
 /// A new snapshot of the index is written when the changes since the last one exceed 1/2 of the index.
 const DELTA_SHARE: u64 = 2;
+/// The same while there are versions: each of them keeps the snapshot that it was made with.
+const DELTA_SHARE_WITH_VERSIONS: u64 = 1;
 /// The changes must also exceed this many bytes, so that a store of few rows does not write a snapshot each
 /// time.
 const DELTA_BYTES_MIN: u64 = 16 << 10;
@@ -32,6 +36,13 @@ const LINEAGE_MAX: usize = 1024;
 const HISTORY_FILES_MAX: usize = 256;
 /// Bytes of one index entry in a snapshot.
 const ENTRY_BYTES: u64 = 12;
+
+/// Whether a cut remembers the rows of the checkpoint, and the version that it becomes.
+#[derive(Clone, Copy)]
+enum CutRows {
+    Forget,
+    Keep(Option<u64>),
+}
 
 /// State fixed by a cut, for the manifest.
 struct Cut {
@@ -51,8 +62,21 @@ impl Store {
     /// After any failure the store refuses all later writes, except after [`StoreError::NoPlaces`] and wrong
     /// arguments, which change nothing. The store can still be opened at the previous checkpoint.
     pub fn checkpoint(&self, attachments: &[(&str, &[u8])]) -> Result<CheckpointInfo, StoreError> {
+        self.checkpoint_as(attachments, None)
+    }
+
+    /// As [`Store::checkpoint`]. The checkpoint becomes a version if `version` is given; older versions go as
+    /// it says.
+    ///
+    /// # Errors
+    /// As [`Store::checkpoint`].
+    pub fn checkpoint_as(
+        &self,
+        attachments: &[(&str, &[u8])],
+        version: Option<&NewVersion>,
+    ) -> Result<CheckpointInfo, StoreError> {
         self.with_saved("a checkpoint", |saved| {
-            let written = self.write_checkpoint(saved, attachments)?;
+            let written = self.write_checkpoint(saved, attachments, version)?;
             written.manifest.save(&*self.volume)?;
             self.adopt_checkpoint(saved, written)
         })
@@ -82,14 +106,21 @@ impl Store {
     /// Write all parts of the next checkpoint except its manifest.
     pub(crate) fn write_checkpoint(
         &self,
-        saved: &Saved,
+        saved: &mut Saved,
         attachments: &[(&str, &[u8])],
+        version: Option<&NewVersion>,
     ) -> Result<Written, StoreError> {
         if let Some(prepared) = &saved.prepared {
             return Err(self.in_doubt(saved.next_epoch - 1, prepared.manifest.epoch));
         }
         let begun = Instant::now();
         let epoch = saved.next_epoch;
+        self.retire_versions(saved, version)?;
+        let kept = saved.versions.clone();
+        let keeps = version.is_some() || !kept.is_empty();
+        if keeps {
+            self.track_rows();
+        }
         let written_before = self.log_bytes_written();
         let attached = attachments
             .iter()
@@ -101,7 +132,8 @@ impl Store {
         let mut published = self.feed.as_ref().map(|feed| feed.begin_cut(groups));
 
         let cut_at = Instant::now();
-        let cut = self.cut(epoch + 1, published.as_mut())?;
+        let rows = if keeps { CutRows::Keep(version.map(|_| epoch)) } else { CutRows::Forget };
+        let cut = self.cut(epoch + 1, published.as_mut(), rows)?;
         let stall = cut_at.elapsed();
         let mark = published.map_or(0, |feed| feed.finish(epoch));
 
@@ -120,6 +152,7 @@ impl Store {
             group.core.log.sync()?;
         }
         let delta = self.index_log.finish_cut()?;
+        let moved = self.index_log.finish_moves()?;
 
         let sketches = cut
             .sketches
@@ -135,16 +168,38 @@ impl Store {
             attachments: attached,
             sketches,
             lineage: continued(&saved.lineage, epoch, self.incarnation),
+            rows: None,
+            moves: moves_since(&saved.moves, moved.as_ref(), &kept),
+            versions: kept,
+            latest: epoch,
             prepared: None,
         };
+        if keeps {
+            let sets: Vec<_> = groups
+                .iter()
+                .take(cut.logs.len())
+                .map(|group| group.core.log.finish_cut_rows().unwrap_or_default())
+                .collect();
+            let rows = files::save_row_sets(&*self.volume, epoch, &sets)?;
+            file_bytes += rows.len;
+            next.rows = Some(rows);
+        }
         if let Some(snapshot) = snapshot {
             file_bytes += snapshot.len;
             next.snapshot = Some(snapshot);
-            next.history.append(&mut next.deltas);
+            let lists = next.deltas.drain(..).filter(|file| !files::lists_moves(&file.name));
+            next.history.extend(lists);
         }
         next.deltas.push(delta);
         forget_history(&mut next.history, self.options.history);
-        let manifest = self.manifest(epoch, &next, mark, cut.tables, &cut.logs, &groups);
+        let mut manifest = self.manifest(epoch, &next, mark, cut.tables, &cut.logs, &groups);
+        if let Some(version) = version {
+            let kept = self.save_version(&manifest, version)?;
+            file_bytes += kept.entry.manifest.len;
+            manifest.versions.push(kept.entry.clone());
+            next.versions.push(kept);
+        }
+        let manifest = manifest.stamped();
         if mark == 0 {
             // The rows come from changes that are not in the feed, so older feed segments must not lead to
             // this checkpoint.
@@ -172,7 +227,8 @@ impl Store {
             group.core.log.checkpoint_durable(*cut);
             group.give_space_back();
         }
-        files::collect_garbage(&*self.volume, &manifest, &|name| self.pins.hold(name))?;
+        let holds = |name: &str| self.pins.hold(name) || saved.keeps(name);
+        files::collect_garbage(&*self.volume, &manifest, &holds)?;
         self.counters.checkpoints.fetch_add(1, Relaxed);
         Ok(info)
     }
@@ -201,7 +257,8 @@ impl Store {
     fn snapshot_is_due(&self, saved: &Saved) -> bool {
         let rows: usize = self.tables.read().values().map(|(group, table)| group.len(table.local)).sum();
         let changes: u64 = saved.deltas.iter().map(|delta| delta.len).sum();
-        changes > (rows as u64 * ENTRY_BYTES / DELTA_SHARE).max(DELTA_BYTES_MIN)
+        let share = if saved.versions.is_empty() { DELTA_SHARE } else { DELTA_SHARE_WITH_VERSIONS };
+        changes > (rows as u64 * ENTRY_BYTES / share).max(DELTA_BYTES_MIN)
     }
 
     /// Write the row numbers of all rows, shard by shard, while work continues.
@@ -223,7 +280,7 @@ impl Store {
     }
 
     /// Separate the changes of this checkpoint from the changes of the next, `next_epoch`.
-    fn cut(&self, next_epoch: u64, feed: Option<&mut FeedCut<'_>>) -> Result<Cut, StoreError> {
+    fn cut(&self, next_epoch: u64, feed: Option<&mut FeedCut<'_>>, rows: CutRows) -> Result<Cut, StoreError> {
         let _nobody_changes = self.changes.write();
         let by_name = self.tables.read();
         let groups = self.groups.read();
@@ -236,6 +293,14 @@ impl Store {
         }
         self.index_log.cut(next_epoch)?;
         let logs = groups.iter().map(|group| group.core.log.cut()).collect();
+        if let CutRows::Keep(version) = rows {
+            let mut rest = shards.as_slice();
+            for group in groups.iter() {
+                let (own, others) = rest.split_at(group.shards.len());
+                group.cut_rows(own.iter().map(|shard| &**shard), version);
+                rest = others;
+            }
+        }
         for shard in &mut shards {
             shard.freeze();
         }
@@ -290,7 +355,7 @@ impl Store {
             log: group.core.log.state(*cut),
         };
         Manifest {
-            format_version: Manifest::version_of(&tables),
+            format_version: files::FORMAT_VERSION,
             epoch,
             seed: self.options.seed,
             created_by: env!("CARGO_PKG_VERSION").to_owned(),
@@ -304,6 +369,9 @@ impl Store {
             feed,
             attachments: saved.attachments.clone(),
             sketches: saved.sketches.clone(),
+            rows: saved.rows.clone(),
+            versions: saved.versions.iter().map(|version| version.entry.clone()).collect(),
+            moves: saved.moves.clone(),
         }
     }
 
@@ -313,7 +381,7 @@ impl Store {
 }
 
 /// A lineage, extended by checkpoint `epoch` of opening `incarnation`.
-fn continued(lineage: &[(u64, u64)], epoch: u64, incarnation: u64) -> Vec<(u64, u64)> {
+pub(super) fn continued(lineage: &[(u64, u64)], epoch: u64, incarnation: u64) -> Vec<(u64, u64)> {
     let mut lineage = lineage.to_vec();
     if lineage.last().is_none_or(|&(_, last)| last != incarnation) {
         lineage.push((epoch, incarnation));

@@ -12,7 +12,7 @@ use rowmill_io::Volume;
 use rowmill_rows::Category;
 
 use crate::error::StoreError;
-use crate::files::{DeltaReader, Manifest, SnapshotReader};
+use crate::files::{self, DeltaReader, Manifest, Move, SnapshotReader};
 use crate::group::{Group, GroupTable};
 use crate::shard::Shard;
 use crate::store::Store;
@@ -28,6 +28,9 @@ const ENTRIES_MIN: usize = 1 << 12;
 const MEMORY_SHARE: usize = 16;
 /// Entries of one shard whose buckets are prefetched together.
 const AHEAD: usize = 32;
+/// Bit of the table of an entry that guards the entry after it: that one applies only if the index has the
+/// row number of this one.
+const GUARD: u32 = 1 << 31;
 /// The row number of an entry that deletes its id.
 const REMOVED: u32 = u32::MAX;
 
@@ -142,6 +145,10 @@ impl Sorting<'_> {
             })?;
         }
         for delta in &manifest.deltas {
+            if files::lists_moves(&delta.name) {
+                files::for_each_move(volume, delta, |moved| self.push_move(moved))?;
+                continue;
+            }
             DeltaReader::open(volume, delta)?
                 .for_each(|key, row| self.push(key.category, key.id, row.unwrap_or(REMOVED)))?;
         }
@@ -149,8 +156,23 @@ impl Sorting<'_> {
         self.full.send(last).map_err(|_| Ended::Unwanted)
     }
 
+    /// Push a move: it applies to the row of this key only if that is where the row was.
+    fn push_move(&mut self, moved: Move) -> Result<(), Ended> {
+        let Move { key, group, old, new } = moved;
+        let by_category = self.by_category;
+        let table = by_category.get(key.category.0 as usize).and_then(Option::as_ref);
+        let Some((of, table)) = table else { return Ok(()) };
+        if of.core.number != group || Group::check_ids(table, &[key.id]).is_err() {
+            return Ok(());
+        }
+        let shard = home(table.spec.ids, key.id, of.shards.len());
+        let guard = Entry { id: key.id, table: table.local | GUARD, row: old };
+        self.put(of, shard, &[guard, Entry { table: table.local, row: new, ..guard }])
+    }
+
     fn push(&mut self, category: Category, id: u64, row: u32) -> Result<(), Ended> {
-        let entry = self.by_category.get(category.0 as usize).and_then(Option::as_ref);
+        let by_category = self.by_category;
+        let entry = by_category.get(category.0 as usize).and_then(Option::as_ref);
         let Some((group, table)) = entry else {
             return Err(Ended::Failed(StoreError::Corrupt {
                 what: format!("the index has rows of the unknown category {}", category.0),
@@ -159,15 +181,20 @@ impl Sorting<'_> {
         Group::check_ids(table, &[id]).map_err(|error| StoreError::Corrupt {
             what: format!("the index has an invalid row: {error}"),
         })?;
-        if self.count == self.limit {
+        let shard = home(table.spec.ids, id, group.shards.len());
+        self.put(group, shard, &[Entry { id, table: table.local, row }])
+    }
+
+    /// Put entries into one batch.
+    fn put(&mut self, group: &Group, shard: usize, entries: &[Entry]) -> Result<(), Ended> {
+        if self.count + entries.len() > self.limit {
             let full = std::mem::take(&mut self.batch);
             self.full.send(full).map_err(|_| Ended::Unwanted)?;
             self.batch = self.returned.recv().map_err(|_| Ended::Unwanted)?;
             self.count = 0;
         }
-        let shard = home(table.spec.ids, id, group.shards.len());
-        self.batch[group.core.number as usize][shard].push(Entry { id, table: table.local, row });
-        self.count += 1;
+        self.batch[group.core.number as usize][shard].extend_from_slice(entries);
+        self.count += entries.len();
         Ok(())
     }
 }
@@ -177,16 +204,21 @@ fn restore(group: &Group, shard: usize, entries: &[Entry]) -> Result<(), StoreEr
     let mut state = group.shards[shard].state.write();
     let prefetch = |state: &Shard, entry: &Entry| {
         let (_, hash) = shard_and_hash_of(entry.id, group.shards.len());
-        state.index(entry.table).prefetch(entry.id, hash);
+        state.index(entry.table & !GUARD).prefetch(entry.id, hash);
     };
     for entry in entries.iter().take(AHEAD) {
         prefetch(&state, entry);
     }
+    let mut applies = true;
     for (number, &Entry { id, table, row }) in entries.iter().enumerate() {
         if let Some(ahead) = entries.get(number + AHEAD) {
             prefetch(&state, ahead);
         }
-        state.restore(&group.core, table, id, (row != REMOVED).then_some(row))?;
+        if table & GUARD != 0 {
+            applies = state.restored(table & !GUARD, id) == Some(row);
+        } else if std::mem::replace(&mut applies, true) {
+            state.restore(&group.core, table, id, (row != REMOVED).then_some(row))?;
+        }
     }
     Ok(())
 }

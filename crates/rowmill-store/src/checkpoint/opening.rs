@@ -8,10 +8,11 @@ use rowmill_io::{DeviceError, DirectoryVolume, Process, ProcessLocal, Volume};
 use rowmill_sync::{Mutex, Poison, Pool, RwLock};
 
 use super::prepared::settle;
+use super::versions::find_version;
 use crate::background;
 use crate::error::StoreError;
 use crate::feed;
-use crate::files::{IndexLog, Manifest, Pins};
+use crate::files::{IndexLog, Manifest, Pins, load_version};
 use crate::group::Groups;
 use crate::lookahead::{self, Lookahead};
 use crate::memory::Budget;
@@ -66,7 +67,10 @@ impl Store {
         for _ in 0..OPEN_TRIES {
             let manifest = settle(&*volume, options.at, options.read_only)?;
             let epoch = manifest.as_ref().map(|manifest| manifest.epoch);
-            let opened = Self::open_at(&volume, manifest, options.clone());
+            let opened = match (&options.version, manifest) {
+                (Some(version), Some(latest)) => Self::open_version(&volume, &latest, version, &options),
+                (_, manifest) => Self::open_at(&volume, manifest, options.clone()),
+            };
             // The files of a checkpoint are removed once it is replaced. A reader that opens it meanwhile
             // retries with the new checkpoint.
             let moved_on = || {
@@ -81,6 +85,19 @@ impl Store {
             return Ok(store);
         }
         Err(StoreError::Outrun { location: volume.location(), tries: OPEN_TRIES })
+    }
+
+    /// Open a version of the store whose last checkpoint is `latest`.
+    fn open_version(
+        volume: &Arc<dyn Volume>,
+        latest: &Manifest,
+        version: &str,
+        options: &StoreOptions,
+    ) -> Result<Arc<Self>, StoreError> {
+        let entry = find_version(&**volume, latest, version)?;
+        let store = Self::open_at(volume, Some(load_version(&**volume, latest, entry)?), options.clone())?;
+        store.saved.lock().latest = latest.epoch;
+        Ok(store)
     }
 
     /// Open the store at a checkpoint without locking the volume.

@@ -5,8 +5,11 @@
 //! between leaves both, and only the manifest of all parts says which of them holds. So opening such a store
 //! for writing requires the number of the checkpoint; the other checkpoint is dropped.
 
+use std::sync::Arc;
+
 use rowmill_io::Volume;
 
+use super::versions::NewVersion;
 use crate::error::StoreError;
 use crate::files::{MANIFEST, MANIFEST_PREPARED, Manifest, load_manifest, load_prepared};
 use crate::store::{CheckpointInfo, Store};
@@ -18,8 +21,20 @@ impl Store {
     /// # Errors
     /// As [`Store::checkpoint`], and [`StoreError::InDoubt`] when one is already prepared.
     pub fn prepare(&self, attachments: &[(&str, &[u8])]) -> Result<CheckpointInfo, StoreError> {
+        self.prepare_as(attachments, None)
+    }
+
+    /// As [`Store::prepare`], and [`Store::checkpoint_as`].
+    ///
+    /// # Errors
+    /// As [`Store::prepare`].
+    pub fn prepare_as(
+        &self,
+        attachments: &[(&str, &[u8])],
+        version: Option<&NewVersion>,
+    ) -> Result<CheckpointInfo, StoreError> {
         self.with_saved("a checkpoint", |saved| {
-            let written = self.write_checkpoint(saved, attachments)?;
+            let written = self.write_checkpoint(saved, attachments, version)?;
             written.manifest.save_as(&*self.volume, MANIFEST_PREPARED)?;
             let info = written.info;
             saved.prepared = Some(Box::new(written));
@@ -48,6 +63,16 @@ impl Store {
     pub(crate) fn in_doubt(&self, committed: u64, prepared: u64) -> StoreError {
         StoreError::InDoubt { location: self.location(), committed, prepared }
     }
+}
+
+/// Settle a volume with a prepared checkpoint at checkpoint `at`, as opening the store for writing does. It
+/// reads no index.
+///
+/// # Errors
+/// As opening the store.
+pub fn settle_at(volume: &Arc<dyn Volume>, at: u64) -> Result<(), StoreError> {
+    let _lock = volume.lock()?;
+    settle(&**volume, Some(at), false).map(drop)
 }
 
 /// The manifest to open a volume at: checkpoint `at`, or the last one if `None`. When opened for writing, the

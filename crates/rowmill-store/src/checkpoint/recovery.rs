@@ -7,7 +7,7 @@ use rowmill_rows::IdRange;
 use crate::error::StoreError;
 use crate::files::{self, Manifest};
 use crate::group::{Group, GroupTable, ShardCell};
-use crate::store::Store;
+use crate::store::{KeptVersion, Store};
 use crate::table::TableState;
 
 impl Store {
@@ -58,8 +58,21 @@ impl Store {
             group.reserve(table.local, entry.rows);
         }
         self.load_index(manifest, &by_category)?;
+        let keeps = !manifest.versions.is_empty() && !self.options.read_only;
         for group in self.groups.read().iter() {
+            if keeps {
+                group.core.log.track();
+            }
             retain_rows(group)?;
+        }
+        if keeps {
+            self.adopt_versions(manifest)?;
+        }
+        for group in self.groups.read().iter() {
+            group.core.log.loaded();
+            if keeps {
+                group.core.charge_log();
+            }
         }
         for entry in &manifest.tables {
             let (group, table) = by_category[entry.category.0 as usize].as_ref().expect("inserted above");
@@ -71,6 +84,27 @@ impl Store {
                 );
                 return Err(StoreError::Corrupt { what });
             }
+        }
+        Ok(())
+    }
+
+    /// Keep the rows and files of all versions.
+    fn adopt_versions(&self, manifest: &Manifest) -> Result<(), StoreError> {
+        let volume = &*self.volume;
+        let mut saved = self.saved.lock();
+        let groups = self.groups.read();
+        for entry in &manifest.versions {
+            let version = files::load_version(volume, manifest, entry)?;
+            let rows = files::load_row_sets(volume, &entry.rows, groups.len(), &manifest.moves)?;
+            for (group, rows) in groups.iter().zip(rows) {
+                group.core.log.adopt(entry.epoch, rows).map_err(|row| StoreError::Corrupt {
+                    what: format!(
+                        "version {:?} has row {row} of group {}, which does not exist in the log",
+                        entry.name, group.core.number
+                    ),
+                })?;
+            }
+            saved.versions.push(KeptVersion::new(entry.clone(), &version));
         }
         Ok(())
     }
@@ -95,7 +129,6 @@ impl Store {
 fn retain_rows(group: &Group) -> Result<(), StoreError> {
     let results =
         group.workers.map_all(group.shards.len(), |shard| retain_rows_of(group, &group.shards[shard]));
-    group.core.log.loaded();
     results.into_iter().collect()
 }
 

@@ -10,6 +10,8 @@ use rowmill_sync::{Mutex, Rank, ranks};
 use super::DeltaFile;
 use super::delta::DeltaWriter;
 use super::error::FileError;
+use super::frame::FileEntry;
+use super::moves::{Move, MovesWriter};
 use crate::error::StoreError;
 
 /// Writes index changes. Recording a change returns no error: a failed write is kept and reported by the
@@ -22,17 +24,31 @@ pub(crate) struct IndexLog {
     frozen: Mutex<Option<DeltaWriter>, ranks::IndexLogFrozen>,
     /// Calls of [`IndexLog::record`] since the last cut.
     recorded: AtomicU64,
+    moves: Mutex<Moves, ranks::IndexLogMoves>,
     error: Mutex<Option<StoreError>, ranks::IndexLogError>,
+}
+
+/// Moved rows of versions.
+#[derive(Debug)]
+struct Moves {
+    /// The checkpoint that makes the next moves durable.
+    epoch: u64,
+    /// Created by the first move after a cut.
+    current: Option<MovesWriter>,
+    /// Moves before the cut that is being saved.
+    frozen: Option<MovesWriter>,
 }
 
 impl IndexLog {
     /// A log that writes from `epoch` on; `None` for a read-only store, which writes none.
     pub(crate) fn new(volume: Arc<dyn Volume>, epoch: Option<u64>) -> Result<Self, StoreError> {
+        let moves = Moves { epoch: epoch.unwrap_or(0), current: None, frozen: None };
         let log = Self {
             volume,
             current: Mutex::new(None),
             frozen: Mutex::new(None),
             recorded: AtomicU64::new(0),
+            moves: Mutex::new(moves),
             error: Mutex::new(None),
         };
         if let Some(epoch) = epoch {
@@ -66,6 +82,23 @@ impl IndexLog {
         self.write(&self.frozen, |writer| writer.record(key, row));
     }
 
+    /// Record that a row which versions name has moved.
+    pub(crate) fn record_move(&self, moved: Move) {
+        let mut moves = self.moves.lock();
+        let Moves { epoch, current, .. } = &mut *moves;
+        let result = match current {
+            Some(writer) => writer.record(moved),
+            None => MovesWriter::create(&*self.volume, *epoch).and_then(|mut writer| {
+                writer.record(moved)?;
+                *current = Some(writer);
+                Ok(())
+            }),
+        };
+        if let Err(error) = result {
+            self.error.lock().get_or_insert(error.into());
+        }
+    }
+
     fn write<R: Rank>(
         &self,
         writer: &Mutex<Option<DeltaWriter>, R>,
@@ -89,6 +122,9 @@ impl IndexLog {
         let previous = self.current.lock().replace(next);
         *self.frozen.lock() = previous;
         self.recorded.store(0, Relaxed);
+        let mut moves = self.moves.lock();
+        moves.epoch = epoch;
+        moves.frozen = moves.current.take();
         Ok(())
     }
 
@@ -97,6 +133,8 @@ impl IndexLog {
     pub(crate) fn close(&self) {
         *self.current.lock() = None;
         *self.frozen.lock() = None;
+        let mut moves = self.moves.lock();
+        (moves.current, moves.frozen) = (None, None);
     }
 
     /// Finish the file of the cut. Returns its entry for the manifest.
@@ -106,6 +144,12 @@ impl IndexLog {
         }
         let writer = self.frozen.lock().take().ok_or(StoreError::Closed)?;
         Ok(writer.finish()?)
+    }
+
+    /// Finish the file of rows of versions that moved before the cut, if any did.
+    pub(crate) fn finish_moves(&self) -> Result<Option<FileEntry>, StoreError> {
+        let frozen = self.moves.lock().frozen.take();
+        Ok(frozen.map(MovesWriter::finish).transpose()?)
     }
 
     /// Bytes of the buffers.

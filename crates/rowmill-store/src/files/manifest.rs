@@ -21,6 +21,7 @@ use super::attachment::AttachmentEntry;
 use super::error::FileError;
 use super::frame::FileEntry;
 use super::name::{self, MANIFEST, MANIFEST_NEW};
+use super::version::VersionEntry;
 
 /// Format version of all files of a store. Older versions stay readable, newer ones are refused.
 pub(crate) const FORMAT_VERSION: u32 = 1;
@@ -31,7 +32,10 @@ const FORMAT_VERSION_EVICTION: u32 = 2;
 const FORMAT_VERSION_BF16: u32 = 3;
 /// Version of a manifest that has tables of dtype split-bf16, for the same reason.
 const FORMAT_VERSION_SPLIT: u32 = 4;
-const FORMAT_VERSION_MAX: u32 = FORMAT_VERSION_SPLIT;
+/// Version of a manifest that keeps versions or whose index has moves: older builds would overwrite rows of
+/// versions.
+const FORMAT_VERSION_VERSIONS: u32 = 5;
+const FORMAT_VERSION_MAX: u32 = FORMAT_VERSION_VERSIONS;
 /// First word of the header line.
 const MAGIC: &str = "rowmill-manifest";
 /// Maximum bytes of a manifest: enough for about ten million segments, petabytes of rows.
@@ -70,7 +74,7 @@ pub(crate) struct Manifest {
     /// The index at an earlier checkpoint; `None` while the deltas contain the whole index.
     #[serde(default)]
     pub(crate) snapshot: Option<FileEntry>,
-    /// Index changes since the snapshot, oldest first.
+    /// Index changes since the snapshot, oldest first. After a rollback, there are moves among them.
     #[serde(default)]
     pub(crate) deltas: Vec<FileEntry>,
     /// Older index changes, oldest first. They are needed only to list the changes since an earlier
@@ -86,6 +90,15 @@ pub(crate) struct Manifest {
     /// Sketches that count ids without a row. The name is the number of the category.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) sketches: Vec<AttachmentEntry>,
+    /// Rows of this checkpoint, while there are versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rows: Option<FileEntry>,
+    /// Kept versions, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) versions: Vec<VersionEntry>,
+    /// Moved rows of versions, since the oldest of them, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) moves: Vec<FileEntry>,
 }
 
 /// A group and its log.
@@ -155,6 +168,19 @@ impl GroupEntry {
 }
 
 impl Manifest {
+    /// The same with the format version that its content needs.
+    pub(crate) fn stamped(mut self) -> Self {
+        self.format_version = self.format_needed();
+        self
+    }
+
+    /// The oldest format version that can describe the content.
+    fn format_needed(&self) -> u32 {
+        let moved = self.deltas.iter().any(|file| name::lists_moves(&file.name));
+        let versions = if self.versions.is_empty() && !moved { 0 } else { FORMAT_VERSION_VERSIONS };
+        Self::version_of(&self.tables).max(versions)
+    }
+
     /// Make this the checkpoint of the volume in one step: a crash at any point leaves the previous manifest
     /// or this one, and every file that it names.
     ///
@@ -170,9 +196,8 @@ impl Manifest {
     /// # Errors
     /// As [`Manifest::save`].
     pub(crate) fn save_as(&self, volume: &dyn Volume, name: &str) -> Result<(), FileError> {
-        debug_assert_eq!(self.format_version, Self::version_of(&self.tables));
-        let json = serde_json::to_vec(self).expect("a manifest has only string keys and finite numbers");
-        let bytes = rowmill_io::seal(MAGIC, self.format_version, &json);
+        debug_assert_eq!(self.format_version, self.format_needed());
+        let bytes = self.to_bytes();
         let mut file = volume.create(MANIFEST_NEW)?;
         file.write_all(&bytes).map_err(|error| {
             DeviceError::from_io("write", volume.path(MANIFEST_NEW), 0, bytes.len(), error)
@@ -183,6 +208,12 @@ impl Manifest {
         volume.rename(MANIFEST_NEW, name)?;
         volume.sync()?;
         Ok(())
+    }
+
+    /// The bytes of its file.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let json = serde_json::to_vec(self).expect("a manifest has only string keys and finite numbers");
+        rowmill_io::seal(MAGIC, self.format_version, &json)
     }
 
     /// The checkpoint of the volume.
@@ -224,7 +255,7 @@ impl Manifest {
     }
 
     /// The oldest format version that can describe all these tables.
-    pub(crate) fn version_of(tables: &[TableEntry]) -> u32 {
+    fn version_of(tables: &[TableEntry]) -> u32 {
         let version = |spec: &TableSpec| match spec {
             TableSpec { dtype: Dtype::SplitBf16, .. } => FORMAT_VERSION_SPLIT,
             TableSpec { dtype: Dtype::Bf16, .. } => FORMAT_VERSION_BF16,
@@ -236,15 +267,26 @@ impl Manifest {
         tables.iter().map(|table| version(&table.spec)).max().unwrap_or(FORMAT_VERSION)
     }
 
-    /// Names of all files except the logs.
+    /// Names of all files except the logs, and except those that only its versions name.
     pub(crate) fn file_names(&self) -> impl Iterator<Item = &str> {
-        let index =
-            self.snapshot.iter().chain(&self.history).chain(&self.deltas).map(|file| file.name.as_str());
+        let index = self.snapshot.iter().chain(&self.history).chain(&self.deltas);
+        let index = index.chain(&self.rows).chain(&self.moves);
+        let versions = self.versions.iter().flat_map(|version| [&version.manifest, &version.rows]);
         let beside = self.attachments.iter().chain(&self.sketches);
-        index.chain(beside.map(|attachment| attachment.file.as_str()))
+        let beside = beside.map(|attachment| attachment.file.as_str());
+        index.chain(versions).map(|file| file.name.as_str()).chain(beside)
     }
 
-    fn parse(bytes: &[u8]) -> Result<Self, FileError> {
+    /// Names and lengths of all files except the logs and history, and except those of its versions.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&str, u64)> {
+        let index = self.snapshot.iter().chain(&self.deltas).chain(&self.rows).chain(&self.moves);
+        let beside = self.attachments.iter().chain(&self.sketches);
+        index
+            .map(|file| (file.name.as_str(), file.len))
+            .chain(beside.map(|entry| (entry.file.as_str(), entry.len)))
+    }
+
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, FileError> {
         let corrupt = |what: String| FileError::corrupt(MANIFEST, what);
         let (version, json) = check_header(bytes)?;
         let manifest: Self =
@@ -287,6 +329,9 @@ impl Manifest {
             if !names.insert(name) {
                 return Err(format!("two tables have the name {name:?}"));
             }
+        }
+        if let Some(pair) = self.versions.windows(2).find(|pair| pair[0].epoch >= pair[1].epoch) {
+            return Err(format!("version {} comes before version {}", pair[0].epoch, pair[1].epoch));
         }
         match self.file_names().find(|name| name::epoch_of(name).is_none() || name.contains(['/', '\\'])) {
             Some(name) => Err(format!("it names {name:?}, which is not the name of a checkpoint file")),

@@ -18,10 +18,13 @@ mod garbage;
 mod index_log;
 mod manifest;
 mod marker;
+mod moves;
 mod name;
 mod pins;
+mod row_sets;
 mod snapshot;
 mod stored;
+mod version;
 
 pub(crate) use attachment::{AttachmentEntry, load_attachment, save_attachment, save_sketch};
 pub(crate) use delta::DeltaReader;
@@ -31,11 +34,14 @@ pub(crate) use garbage::collect_garbage;
 pub(crate) use index_log::IndexLog;
 pub(crate) use manifest::{FORMAT_VERSION, GroupEntry, Manifest, TABLES_MAX, TableEntry};
 pub(crate) use marker::{MARK, mark};
+pub(crate) use moves::{Move, for_each_move};
 pub use name::RESTORING;
-pub(crate) use name::{MANIFEST, MANIFEST_PREPARED, MARKER, epoch_of};
+pub(crate) use name::{MANIFEST, MANIFEST_PREPARED, MARKER, epoch_of, lists_moves};
 pub(crate) use pins::Pins;
+pub(crate) use row_sets::{load_row_sets, save_row_sets};
 pub(crate) use snapshot::{SnapshotReader, SnapshotWriter};
 pub(crate) use stored::{load_manifest, load_manifest_with_bytes, load_prepared, located};
+pub(crate) use version::{VersionEntry, load_version, save_version};
 
 /// A file of index changes, as a manifest lists it.
 pub(crate) type DeltaFile = FileEntry;

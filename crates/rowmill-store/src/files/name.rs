@@ -30,11 +30,32 @@ pub(super) fn sketch(epoch: u64, category: u32) -> String {
     format!("sketch-{epoch}-{category}")
 }
 
-/// The epoch in the name of a delta, snapshot, attachment or sketch; `None` for any other file.
+pub(super) fn moves(epoch: u64) -> String {
+    format!("index-{epoch}.moves")
+}
+
+pub(super) fn rows(epoch: u64) -> String {
+    format!("index-{epoch}.rows")
+}
+
+pub(super) fn version(epoch: u64) -> String {
+    format!("version-{epoch}.manifest")
+}
+
+/// Whether a file of index changes lists moved rows of versions.
+pub(crate) fn lists_moves(name: &str) -> bool {
+    name.strip_suffix(".moves").is_some()
+}
+
+/// The epoch in the name of a file that a checkpoint names; `None` for any other file.
 pub(crate) fn epoch_of(name: &str) -> Option<u64> {
-    let epoch = match name.strip_prefix("index-") {
-        Some(rest) => rest.strip_suffix(".delta").or_else(|| rest.strip_suffix(".snapshot"))?,
-        None => name.strip_prefix("attachment-").or_else(|| name.strip_prefix("sketch-"))?.split_once('-')?.0,
+    let epoch = if let Some(rest) = name.strip_prefix("index-") {
+        let (epoch, kind) = rest.split_once('.')?;
+        ["delta", "snapshot", "moves", "rows"].contains(&kind).then_some(epoch)?
+    } else if let Some(rest) = name.strip_prefix("version-") {
+        rest.strip_suffix(".manifest")?
+    } else {
+        name.strip_prefix("attachment-").or_else(|| name.strip_prefix("sketch-"))?.split_once('-')?.0
     };
     epoch.parse().ok()
 }
@@ -50,8 +71,13 @@ mod tests {
             assert_eq!(epoch_of(&snapshot(epoch)), Some(epoch));
             assert_eq!(epoch_of(&attachment(epoch, "state-9.pt")), Some(epoch));
             assert_eq!(epoch_of(&sketch(epoch, 3)), Some(epoch));
+            assert_eq!(epoch_of(&moves(epoch)), Some(epoch));
+            assert_eq!(epoch_of(&rows(epoch)), Some(epoch));
+            assert_eq!(epoch_of(&version(epoch)), Some(epoch));
         }
-        for other in ["MANIFEST", "group-1.log", "index-.delta", "index-1", "attachment-1", "notes.txt"] {
+        for other in
+            ["MANIFEST", "group-1.log", "index-.delta", "index-1", "attachment-1", "notes.txt", "version-1"]
+        {
             assert_eq!(epoch_of(other), None, "{other}");
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use rowmill_log::LogError;
+use rowmill_log::{LogError, Victim};
 
 use super::group::Group;
 use crate::error::StoreError;
@@ -21,6 +21,8 @@ const SEGMENTS_SPARE: u64 = 4;
 /// times the live bytes, plus the rows that are only in memory. More are returned to the file system. Pinned
 /// places become free in batches of a tenth of the rows and more.
 const SPACE_KEPT: f64 = 1.35;
+/// The same for a store with versions, whose index files take some 0.1 times the live bytes.
+const SPACE_KEPT_BESIDE_VERSIONS: f64 = 1.3;
 /// When only row places are short, a segment is cleaned if at least 1/16 of its rows is dead.
 const FULL_SHARE: u64 = 16;
 impl Group {
@@ -68,16 +70,43 @@ impl Group {
         if (enough_space && full) || !self.core.has_places_to_clean() {
             return Ok(false);
         }
-        // Another thread that claims it first cleans it.
-        let Some(_claim) = log.claim(victim) else { return Ok(true) };
+        self.clean(victim)?;
+        // A checkpoint may have freed places meanwhile; cleaning takes long.
+        self.give_space_back();
+        Ok(true)
+    }
+
+    /// Clean before the cut of a checkpoint that lets versions go, so that it frees the space of their rows. Cleaned
+    /// after it, their segments would stay until the next checkpoint.
+    pub(crate) fn clean_for_cut(&self) {
+        let log = &self.core.log;
+        // All rows that are only in memory will be in the log.
+        let memory = self.bytes_in_memory_alone();
+        let spare = SEGMENTS_SPARE * log.geometry().place_bytes() as u64;
+        loop {
+            let space = log.space();
+            let allowed = (space.packed + memory) as f64 * SPACE_MAX + spare as f64;
+            if (space.used + memory) as f64 <= allowed || !self.core.has_places_to_clean() {
+                return;
+            }
+            // Errors are reported by later calls, as for the cleaning thread.
+            let Some(victim) = log.victim() else { return };
+            if self.clean(victim).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Clean one segment. Another thread that claims it first cleans it.
+    fn clean(&self, victim: Victim) -> Result<(), StoreError> {
+        let log = &self.core.log;
+        let Some(_claim) = log.claim(victim) else { return Ok(()) };
         let (moved, read) = self.move_rows(victim.place)?;
         self.counters.rows_compacted.fetch_add(moved, Relaxed);
         read?;
         log.cleaned(victim);
-        // A checkpoint may have freed places meanwhile; cleaning takes long.
-        self.give_space_back();
         self.counters.compactions.fetch_add(1, Relaxed);
-        Ok(true)
+        Ok(())
     }
 
     /// Bytes that rows which are only in memory will use in the log. Changed rows may stay in memory. If
@@ -93,12 +122,13 @@ impl Group {
     pub(crate) fn give_space_back(&self) {
         let log = &self.core.log;
         let space = log.space();
-        let kept = (space.packed as f64 * SPACE_KEPT) as u64 + self.bytes_in_memory_alone();
+        let times = if log.is_tracking() { SPACE_KEPT_BESIDE_VERSIONS } else { SPACE_KEPT };
+        let kept = (space.packed as f64 * times) as u64 + self.bytes_in_memory_alone();
         log.discard_free(kept.saturating_sub(space.used + space.pinned));
     }
 
-    /// Move the current rows of a segment to the end of the log. Returns their number, and the damage found.
-    /// Rows of damaged blocks are not moved.
+    /// Move the rows of a segment that the index or a version names to the end of the log. Returns their
+    /// number, and the damage found. Rows of damaged blocks are not moved.
     ///
     /// # Errors
     /// When the rows cannot be written.
@@ -110,10 +140,22 @@ impl Group {
             if failure.is_some() {
                 return;
             }
-            let Some(table) = tables.iter().find(|table| table.category == key.category) else { return };
-            let shard = crate::table::home(table.spec.ids, key.id, self.shards.len());
-            match self.shards[shard].state.write().relocate(&self.core, key, table.local, row, bytes) {
-                Ok(was_current) => moved += u64::from(was_current),
+            // Versions may have rows of tables that a rollback removed. Any shard's lock orders their moves
+            // with the cut of a checkpoint.
+            let table = tables.iter().find(|table| table.category == key.category);
+            let shard =
+                table.map_or(0, |table| crate::table::home(table.spec.ids, key.id, self.shards.len()));
+            let mut shard = self.shards[shard].state.write();
+            let relocated = match table {
+                Some(table) => shard.relocate(&self.core, key, table.local, row, bytes),
+                None => Ok(false),
+            };
+            let relocated = match relocated {
+                Ok(false) => self.core.relocate_kept(key, row, bytes),
+                relocated => relocated,
+            };
+            match relocated {
+                Ok(has_moved) => moved += u64::from(has_moved),
                 Err(error) => failure = Some(error),
             }
         });

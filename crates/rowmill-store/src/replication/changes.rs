@@ -10,7 +10,7 @@
 //! For any other process, the checkpoint may be replaced and its space reused while it is read, which gives
 //! [`StoreError::Superseded`].
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::slice::from_raw_parts_mut;
 use std::sync::Arc;
 
@@ -23,7 +23,8 @@ use super::pin::PinnedCheckpoint;
 use crate::checkpoint::settle;
 use crate::error::StoreError;
 use crate::files::{
-    self, DeltaReader, FileEntry, Manifest, SnapshotReader, TableEntry, epoch_of, load_manifest,
+    self, DeltaReader, FileEntry, Manifest, Move, SnapshotReader, TableEntry, epoch_of, lists_moves,
+    load_manifest,
 };
 use crate::options::Background;
 use crate::staleness::Release;
@@ -40,6 +41,13 @@ const BATCH_BYTES: usize = 16 << 20;
 /// Memory for the checksums of segments.
 const CHECKSUM_BYTES: usize = 8 << 20;
 const DELETED: u32 = u32::MAX;
+/// Kinds of records: the row was written or deleted, it only moved, or a guard: the record after it applies
+/// only to a row at this row number.
+const CHANGED: u32 = 0;
+const MOVED: u32 = 1;
+const GUARD: u32 = 2;
+const KIND_BITS: u32 = 2;
+const KIND_MASK: u32 = (1 << KIND_BITS) - 1;
 
 /// The changes since a checkpoint.
 #[derive(Debug)]
@@ -110,6 +118,7 @@ impl Store {
     /// As [`Changes::open`], and [`StoreError::NoCheckpoint`].
     pub fn changes(self: &Arc<Self>, since: u64) -> Result<Changes, StoreError> {
         self.check_open()?;
+        self.check_at_last("changes")?;
         if self.is_read_only() {
             return Changes::open(&self.volume, since);
         }
@@ -294,18 +303,19 @@ impl Changes {
 
     /// The last record of every key in a part of the ids, ordered by category and row number.
     fn records(&self, part: usize, parts: usize) -> Result<Vec<Record>, StoreError> {
-        // The lowest bit of a category says whether the row only moved. This fits, because there are at most
+        // The two lowest bits of a category give the kind of the record. This fits, because there are at most
         // 2^16 tables.
         let mut found: Vec<Record> = Vec::new();
-        let mut push = |key: RowKey, row: Option<u32>, moved: bool| {
+        let mut push = |key: RowKey, row: Option<u32>, kind: u32| {
             if shard_of(key.id, parts) == part {
-                let category = key.category.0 << 1 | u32::from(moved);
+                let category = key.category.0 << KIND_BITS | kind;
                 found.push(Record { category, row: row.unwrap_or(DELETED), id: key.id });
             }
         };
-        let categories: HashSet<u32> = self.manifest.tables.iter().map(|table| table.category.0).collect();
+        let tables = &self.manifest.tables;
+        let groups: HashMap<u32, u32> = tables.iter().map(|table| (table.category.0, table.group)).collect();
         let known = |category: u32| {
-            let known = categories.contains(&category);
+            let known = groups.contains_key(&category);
             let unknown = || StoreError::Corrupt {
                 what: format!("the index changes have rows of the unknown category {category}"),
             };
@@ -314,23 +324,33 @@ impl Changes {
         if let Some(snapshot) = self.snapshot() {
             SnapshotReader::open(&*self.volume, snapshot)?.for_each_chunk(|category, ids, rows| {
                 known(category.0)?;
-                ids.iter().zip(rows).for_each(|(&id, &row)| push(RowKey { category, id }, Some(row), false));
+                ids.iter()
+                    .zip(rows)
+                    .for_each(|(&id, &row)| push(RowKey { category, id }, Some(row), CHANGED));
                 Ok::<(), StoreError>(())
             })?;
         }
         for list in self.lists() {
+            if lists_moves(&list.name) {
+                files::for_each_move(&*self.volume, list, |Move { key, group, old, new }| {
+                    if groups.get(&key.category.0) == Some(&group) {
+                        push(key, Some(old), GUARD);
+                        push(key, Some(new), MOVED);
+                    }
+                    Ok::<(), StoreError>(())
+                })?;
+                continue;
+            }
             DeltaReader::open(&*self.volume, list)?.for_each_record(|key, row, moved| {
                 known(key.category.0)?;
-                push(key, row, moved);
+                push(key, row, if moved { MOVED } else { CHANGED });
                 Ok::<(), StoreError>(())
             })?;
         }
-        found.sort_by_key(|record| (record.category >> 1, record.id));
-        let mut last: Vec<Record> = found
-            .chunk_by(|one, next| (one.category >> 1, one.id) == (next.category >> 1, next.id))
-            .filter(|same| same.iter().any(|record| record.category & 1 == 0))
-            .map(|same| Record { category: same[0].category >> 1, ..same[same.len() - 1] })
-            .collect();
+        let key = |record: &Record| (record.category >> KIND_BITS, record.id);
+        found.sort_by_key(key);
+        let same_keys = found.chunk_by(|one, next| key(one) == key(next));
+        let mut last: Vec<Record> = same_keys.filter_map(last_of).collect();
         last.sort_unstable_by_key(|record| (record.category, record.row));
         Ok(last)
     }
@@ -417,6 +437,24 @@ impl Changes {
             if unreadable && moved_on() { StoreError::Superseded } else { error }
         })
     }
+}
+
+/// The last row number of a key, from its records in order; `None` if it only moved.
+fn last_of(same: &[Record]) -> Option<Record> {
+    let mut row = None;
+    let (mut changed, mut applies) = (false, true);
+    for record in same {
+        match record.category & KIND_MASK {
+            GUARD => applies = row == Some(record.row),
+            kind if std::mem::replace(&mut applies, true) => {
+                row = Some(record.row);
+                changed |= kind == CHANGED;
+            }
+            _ => {}
+        }
+    }
+    let category = same[0].category >> KIND_BITS;
+    row.filter(|_| changed).map(|row| Record { category, row, id: same[0].id })
 }
 
 /// Apply changes to a table. Returns how many rows were deleted.

@@ -7,6 +7,7 @@
 //! A pinned checkpoint outlives its store. After [`Store::close`] it can still be read and keeps the lock of
 //! the folder, so no other process can open the folder for writing until the checkpoint is dropped.
 
+use std::collections::HashSet;
 use std::fmt::{self, Debug, Formatter};
 use std::io::Read;
 use std::sync::Arc;
@@ -80,6 +81,7 @@ impl Store {
     /// [`DeviceError::Locked`], when another process has it open for writing.
     pub fn pin_checkpoint(self: &Arc<Self>) -> Result<PinnedCheckpoint, StoreError> {
         self.check_open()?;
+        self.check_at_last("a push")?;
         if self.is_read_only() {
             return PinnedCheckpoint::of_volume(Arc::clone(&self.volume));
         }
@@ -297,7 +299,29 @@ impl Debug for PartReader<'_> {
 }
 
 fn load(volume: &dyn Volume) -> Result<(Manifest, Vec<u8>), StoreError> {
-    load_manifest_with_bytes(volume)?.ok_or_else(|| StoreError::NoCheckpoint { location: volume.location() })
+    let loaded = load_manifest_with_bytes(volume)?;
+    let (manifest, bytes) = loaded.ok_or_else(|| StoreError::NoCheckpoint { location: volume.location() })?;
+    if manifest.versions.is_empty() && manifest.rows.is_none() {
+        return Ok((manifest, bytes));
+    }
+    let alone = without_versions(volume, manifest)?;
+    let bytes = alone.to_bytes();
+    Ok((alone, bytes))
+}
+
+/// A checkpoint without its versions, and without the segments and files that only versions need.
+fn without_versions(volume: &dyn Volume, mut manifest: Manifest) -> Result<Manifest, StoreError> {
+    if let Some(rows) = manifest.rows.take() {
+        let sets = files::load_row_sets(volume, &rows, manifest.groups.len(), &manifest.moves)?;
+        for (group, rows) in manifest.groups.iter_mut().zip(sets) {
+            let per_segment = geometry(group).rows_per_segment();
+            let places: HashSet<u32> = rows.rows().map(|row| row / per_segment).collect();
+            group.log.segments.retain(|segment| places.contains(&segment.place));
+        }
+    }
+    manifest.versions.clear();
+    manifest.moves.clear();
+    Ok(manifest.stamped())
 }
 
 fn further_files(volume: &dyn Volume, manifest: &Manifest) -> Result<Vec<FurtherFile>, StoreError> {

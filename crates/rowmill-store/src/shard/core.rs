@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rowmill_kernels::RowUpdater;
 use rowmill_log::Log;
-use rowmill_rows::{Dtype, GroupSpec, RowLayout};
+use rowmill_rows::{Dtype, GroupSpec, RowKey, RowLayout};
 
 use super::feed_backlog::FeedBacklog;
 use super::shard::{SLOT_OVERHEAD_BYTES, SLOTS_MIN};
 use crate::error::StoreError;
-use crate::files::IndexLog;
+use crate::files::{IndexLog, Move};
 use crate::memory::Budget;
 use crate::table::{TableState, set_stamp, write_weights};
 
@@ -103,6 +103,17 @@ impl Core {
     /// Places that `rows` rows use.
     fn places_of(&self, rows: u64) -> u32 {
         rows.div_ceil(u64::from(self.log.geometry().rows_per_segment())) as u32
+    }
+
+    /// Compaction moves a row that only versions of the store name. The caller holds the lock of a shard, so that
+    /// the move is not in a cut. Returns whether any version names it.
+    ///
+    /// # Errors
+    /// When the row cannot be written.
+    pub(crate) fn relocate_kept(&self, key: RowKey, old: u32, bytes: &[u8]) -> Result<bool, StoreError> {
+        let Some(new) = self.log.move_kept(old, key, bytes)? else { return Ok(false) };
+        self.index_log.record_move(Move { key, group: self.number, old, new });
+        Ok(true)
     }
 
     /// Take memory for `slots` slots if the budget allows it. Returns whether it did.

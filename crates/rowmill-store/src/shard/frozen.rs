@@ -33,6 +33,7 @@ impl Shard {
         let meta = self.meta[slot as usize];
         let row = core.log.append(self.key(meta.table, meta.id), self.bytes_of(core, slot))?;
         core.index_log.record_frozen(self.key(meta.table, meta.id), Some(row));
+        core.log.append_to_cut(row);
         self.meta[slot as usize] = SlotMeta { row, ..meta };
         self.frozen.clear(slot);
         Ok(row)

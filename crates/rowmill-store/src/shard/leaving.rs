@@ -7,6 +7,7 @@ use super::core::Core;
 use super::s3fifo::Standing;
 use super::shard::{NO_ROW, SLOTS_MIN, Shard, SlotMeta, VACANT};
 use crate::error::StoreError;
+use crate::files::Move;
 
 impl Shard {
     /// Free the slot of the row least worth keeping, and return the slot.
@@ -178,6 +179,9 @@ impl Shard {
         }
         let new = core.log.append_moved(key, bytes)?;
         core.index_log.record_moved(key, new);
+        if core.log.follow(old, new) {
+            core.index_log.record_move(Move { key, group: core.number, old, new });
+        }
         match location.slot() {
             Some(slot) => {
                 let meta = self.meta[slot as usize];

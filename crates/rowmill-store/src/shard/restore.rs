@@ -16,6 +16,12 @@ impl Shard {
         }
     }
 
+    /// The row number of a row that was restored.
+    pub(crate) fn restored(&self, table: u32, id: u64) -> Option<u32> {
+        let index = self.index(table);
+        index.location(index.find(id)?).row()
+    }
+
     /// Insert a row of a checkpoint into the index.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ mod table;
 pub use pooled::AskedRows;
 pub use request_queue::QueuedGet;
 pub use saved::CheckpointInfo;
-pub(crate) use saved::{Saved, Written};
+pub(crate) use saved::{KeptVersion, Saved, Written};
 pub use store::Store;
 pub(crate) use store::log_name;
 pub use table::Table;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::files::{AttachmentEntry, FileEntry, Manifest};
+use crate::files::{AttachmentEntry, FileEntry, Manifest, VersionEntry};
 
 /// Metrics of a completed checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +32,28 @@ pub(crate) struct Saved {
     pub(crate) attachments: Vec<AttachmentEntry>,
     pub(crate) sketches: Vec<AttachmentEntry>,
     pub(crate) lineage: Vec<(u64, u64)>,
+    pub(crate) rows: Option<FileEntry>,
+    pub(crate) versions: Vec<KeptVersion>,
+    pub(crate) moves: Vec<FileEntry>,
+    /// The last checkpoint of the volume when it was opened. Later than this one for a store opened at a
+    /// version.
+    pub(crate) latest: u64,
     /// A prepared checkpoint that is not committed yet.
     pub(crate) prepared: Option<Box<Written>>,
+}
+
+/// A version that the last checkpoint keeps.
+#[derive(Clone, Debug)]
+pub(crate) struct KeptVersion {
+    pub(crate) entry: VersionEntry,
+    /// Names of the files that it needs.
+    pub(crate) files: Vec<String>,
+}
+
+impl KeptVersion {
+    pub(crate) fn new(entry: VersionEntry, manifest: &Manifest) -> Self {
+        Self { entry, files: manifest.file_names().map(str::to_owned).collect() }
+    }
 }
 
 /// A checkpoint whose files are written. Its manifest makes it durable.
@@ -56,6 +76,10 @@ impl Saved {
             attachments: Vec::new(),
             sketches: Vec::new(),
             lineage: Vec::new(),
+            rows: None,
+            versions: Vec::new(),
+            moves: Vec::new(),
+            latest: next_epoch - 1,
             prepared: None,
         };
         if let Some(manifest) = manifest {
@@ -65,7 +89,14 @@ impl Saved {
             saved.attachments.clone_from(&manifest.attachments);
             saved.sketches.clone_from(&manifest.sketches);
             saved.lineage.clone_from(&manifest.lineage);
+            saved.rows.clone_from(&manifest.rows);
+            saved.moves.clone_from(&manifest.moves);
         }
         saved
+    }
+
+    /// Whether a version needs the file.
+    pub(crate) fn keeps(&self, name: &str) -> bool {
+        self.versions.iter().any(|version| version.files.iter().any(|file| file == name))
     }
 }

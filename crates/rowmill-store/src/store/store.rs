@@ -468,12 +468,26 @@ impl Store {
         })
     }
 
+    /// Check that the store was not opened at a version, since `what` covers the last checkpoint only.
+    ///
+    /// # Errors
+    /// [`StoreError::Option`].
+    pub(crate) fn check_at_last(&self, what: &str) -> Result<(), StoreError> {
+        let Some(version) = &self.options.version else { return Ok(()) };
+        Err(StoreError::Option {
+            option: "version",
+            expected: format!(
+                "not given for {what}, which covers the last checkpoint: roll back to the version first"
+            ),
+            got: format!("{version:?}"),
+        })
+    }
+
     /// Whether there is a later checkpoint than the one that this store was opened at.
     fn is_superseded(&self) -> bool {
         let manifest = files::load_manifest(&*self.volume);
-        manifest.is_ok_and(|manifest| {
-            manifest.is_some_and(|manifest| manifest.epoch >= self.saved.lock().next_epoch)
-        })
+        manifest
+            .is_ok_and(|manifest| manifest.is_some_and(|manifest| manifest.epoch > self.saved.lock().latest))
     }
 
     /// Make the store refuse all later writes.

@@ -67,6 +67,11 @@ pub(crate) fn bound(steps: u8) -> TableSpec {
     TableSpec { staleness: StalenessBound::Steps(steps), ..spec(4, SGD) }
 }
 
+/// A version of which the newest `keep` stay.
+pub(crate) fn as_version(name: &str, keep: usize) -> NewVersion {
+    NewVersion { name: name.into(), step: None, metric: None, keep, best: None }
+}
+
 pub(crate) fn open(volume: &(impl Volume + Clone + 'static), options: &StoreOptions) -> Arc<Store> {
     Store::open_volume(Arc::new(volume.clone()), options.clone()).unwrap()
 }

@@ -47,6 +47,8 @@ struct State {
     busy: HashSet<(usize, u64)>,
     /// Whether rows may be changed at all.
     may_change: bool,
+    /// Whether the running call is a checkpoint.
+    checkpoint: bool,
     /// Ids of each table to choose from.
     ids: Vec<Vec<u64>>,
     rng: Option<Rng64>,
@@ -78,9 +80,16 @@ impl Aside {
     /// A call begins that touches these rows; `None`: all rows.
     pub(crate) fn begin(&self, seed: u64, busy: Option<HashSet<(usize, u64)>>) {
         let mut state = self.0.lock();
+        state.checkpoint = false;
         state.may_change = busy.is_some();
         state.busy = busy.unwrap_or_default();
         state.rng = Some(Rng64::new(seed));
+    }
+
+    /// The call that has begun is a checkpoint. Calls overtake it after its cut only, since the model is saved as of its
+    /// begin.
+    pub(crate) fn at_checkpoint(&self) {
+        self.0.lock().checkpoint = true;
     }
 
     /// The call has ended. Returns the calls that overtook it, and how often rows or segments moved.
@@ -99,6 +108,10 @@ impl Aside {
         // Overtaking calls are not overtaken: the generator is taken out meanwhile.
         let (store, tables, mut rng) = {
             let mut state = self.0.lock();
+            // Cleaning before the cut reads segments; logs are synced after it.
+            if state.checkpoint && operation != "sync" {
+                return;
+            }
             let Some(store) = state.store.clone() else { return };
             let Some(rng) = state.rng.take() else { return };
             (store, state.tables.clone(), rng)

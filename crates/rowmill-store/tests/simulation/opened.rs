@@ -1,5 +1,7 @@
 //! Compares the content of a newly opened store with the model.
 
+use std::sync::Arc;
+
 use rowmill_store::*;
 use rowmill_testkit::Fault;
 
@@ -41,9 +43,33 @@ impl World<'_> {
         } else {
             self.history = vec![found];
         }
+        self.compare_versions(epoch);
         let stats = store.stats();
         assert_eq!((stats.tickets, stats.lookahead_errors), (0, 0));
         self.check_clocks(store);
+    }
+
+    /// Compare every version of the checkpoint with the content that was saved. Silent faults may have damaged it.
+    fn compare_versions(&mut self, epoch: u64) {
+        if epoch == 0 || self.silent.any() || self.versions.is_empty() {
+            return;
+        }
+        let volume: Arc<dyn Volume> = Arc::new(self.volume.clone());
+        let found = versions(&volume).unwrap();
+        for version in &found {
+            assert!(version.epoch <= epoch, "version {} is of a later checkpoint", version.name);
+            let options =
+                StoreOptions { read_only: true, version: Some(version.name.clone()), ..self.options() };
+            let store = Store::open_volume(Arc::clone(&volume), options).unwrap();
+            let tables = std::mem::take(&mut self.tables);
+            self.tables =
+                ["a", "b", "c"][..tables.len()].iter().map(|name| store.open_table(name).unwrap()).collect();
+            let saved = self.versions.iter().find(|(name, _)| *name == version.name).unwrap().1.clone();
+            self.matches(&store, &saved).unwrap_or_else(|what| panic!("version {}: {what}", version.name));
+            self.tables = tables;
+            self.seen.versions += 1;
+        }
+        self.versions.retain(|(name, _)| found.iter().any(|version| version.name == *name));
     }
 
     /// Whether the open store holds the saved content. Returns the models with all doubts settled.

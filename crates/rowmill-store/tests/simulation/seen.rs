@@ -31,6 +31,8 @@ pub(crate) struct Seen {
     pub(crate) compactions: u64,
     pub(crate) lookahead_loaded: u64,
     pub(crate) snapshots: u64,
+    /// Versions that were compared with the content of their checkpoint.
+    pub(crate) versions: u64,
 }
 
 impl Seen {
@@ -67,6 +69,7 @@ impl Seen {
         self.compactions += other.compactions;
         self.lookahead_loaded += other.lookahead_loaded;
         self.snapshots += other.snapshots;
+        self.versions += other.versions;
     }
 
     /// Check that every event occurred in some run; otherwise the runs show nothing.
@@ -83,6 +86,7 @@ impl Seen {
             ("segment was cleaned", self.compactions),
             ("row was loaded by lookahead", self.lookahead_loaded),
             ("snapshot of an index was written", self.snapshots),
+            ("version was read", self.versions),
         ] {
             assert!(count > 0, "no {what}");
         }

@@ -8,11 +8,13 @@ use rowmill_store::*;
 use rowmill_testkit::{Fault, FaultyVolume, Rng64, When};
 
 use crate::aside::{Aside, Overtaking, What};
-use crate::common::{SEED, gradients, thread_counts};
+use crate::common::{SEED, as_version, gradients, thread_counts};
 use crate::model::{Model, Row, same_bits};
 use crate::schedule::{Call, Schedule, Step, id_of};
 use crate::seen::Seen;
 
+/// Versions that a store keeps.
+const VERSIONS: usize = 2;
 const NAMES: [&str; 3] = ["a", "b", "c"];
 /// Faults that a write, a sync or a rename reports.
 const WRITE_FAULTS: [Fault; 4] = [Fault::WriteError, Fault::Full, Fault::SyncError, Fault::RenameError];
@@ -66,6 +68,8 @@ pub(crate) struct World<'a> {
     /// Checkpoints at which the store may open.
     pub(crate) history: Vec<Saved>,
     pub(crate) acknowledged: u64,
+    /// Versions of acknowledged checkpoints by name, and those of checkpoints whose call failed.
+    pub(crate) versions: Vec<(String, Saved)>,
     openings: u64,
     /// Whether the store has reported a failed write.
     poisoned: bool,
@@ -120,6 +124,7 @@ impl<'a> World<'a> {
             models,
             history: vec![empty],
             acknowledged: 0,
+            versions: Vec::new(),
             openings: 0,
             poisoned: false,
             poisoned_before: false,
@@ -153,7 +158,7 @@ impl<'a> World<'a> {
 
     // ------------------------------------------------------------------ opening and closing
 
-    fn options(&self) -> StoreOptions {
+    pub(crate) fn options(&self) -> StoreOptions {
         StoreOptions {
             memory: if self.threads { 48 << 20 } else { 16 << 20 },
             row_memory: Some(self.schedule.shape.row_memory),
@@ -378,16 +383,24 @@ impl<'a> World<'a> {
         let saved = Saved { epoch, models: self.models.clone(), attached: attached.clone() };
         let store = Arc::clone(self.store.as_ref().unwrap());
         self.begin(seed, Some(HashSet::new()));
+        self.aside.at_checkpoint();
         let attachments: [(&str, &[u8]); 1] = [("bytes", &attached)];
+        // Some schedules make versions, of most of their checkpoints.
+        let versioned = self.schedule.seed.is_multiple_of(3) && !seed.is_multiple_of(5);
+        let version = versioned.then(|| as_version(&format!("v{epoch}"), VERSIONS));
         let result = if seed.is_multiple_of(2) {
-            store.checkpoint(&attachments)
+            store.checkpoint_as(&attachments, version.as_ref())
         } else {
-            store.prepare(&attachments).and_then(|_| store.commit())
+            store.prepare_as(&attachments, version.as_ref()).and_then(|_| store.commit())
         };
         let overtaken = self.aside.end();
         let tried = !self.poisoned;
         let end = self.judge(result, &before, true);
         if tried {
+            if let Some(version) = version {
+                self.versions.retain(|(name, _)| *name != version.name);
+                self.versions.push((version.name, saved.clone()));
+            }
             self.history.push(saved);
         }
         match end {

@@ -144,7 +144,7 @@ fn a_newer_format_is_refused() {
     let path = folder.path().join("MANIFEST");
     std::fs::write(&path, "rowmill-manifest 9 00000000 0\n").unwrap();
     match Store::open(folder.path(), options(None)).unwrap_err() {
-        StoreError::Newer { location, found: 9, supported: 4 } => {
+        StoreError::Newer { location, found: 9, supported: 5 } => {
             assert!(location.contains(folder.path().to_str().unwrap()), "{location}");
         }
         error => panic!("{error}"),

@@ -26,3 +26,5 @@ mod rows_in_turn;
 mod space;
 mod split_bf16;
 mod staleness;
+mod version_space;
+mod versions;

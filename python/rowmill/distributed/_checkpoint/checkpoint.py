@@ -9,6 +9,7 @@ In the folder:
     CHECKPOINT                  the manifest
     state-<number>.pt           dense weights, their optimizer, the random stream of every rank
     parts-<generation>/<rank>   the store of a rank; a new number of ranks begins a new generation
+    version-<epoch>.json        the manifest of a version, named by the epoch of rank 0's store
     LOCK                        held by the run that uses the folder; contains the run's id
 """
 
@@ -46,8 +47,11 @@ if TYPE_CHECKING:
 
     from rowmill.distributed.ranks import Ranks
     from rowmill.store.store import Store
+    from rowmill.store.versions import NewVersion
 
 _PART = "rowmill.distributed"
+_CLEARED = r"parts-\d+|(state-\d+\.pt|version-\d+\.json)(\.new)?"
+"""Names of the files and folders that a save may remove."""
 _T = TypeVar("_T")
 
 
@@ -154,6 +158,7 @@ class Checkpoint:
         *,
         position: Any = None,
         attachments: Mapping[str, bytes] | None = None,
+        version: NewVersion | None = None,
     ) -> int:
         """Save the rows of all ranks, the model, its optimizer and torch's random streams, durably and atomically.
 
@@ -164,6 +169,8 @@ class Checkpoint:
             optimizer: Optimizer of the dense weights.
             position: Position in the data: numbers, strings, lists or dicts, equal on every rank.
             attachments: Bytes of this rank, for `Store.attachment`. They are lost if the number of ranks changes.
+            version: Keep this checkpoint as a version; rank 0's counts. A change of the number of ranks drops all
+                versions.
 
         Returns:
             Number of the checkpoint.
@@ -174,8 +181,12 @@ class Checkpoint:
         self._ranks.agree(lambda: ((), {"the position": _json(position)}), "the checkpoint")
         id_ = f"{self._run}-{number}"
         part = json.dumps({"id": id_, "rank": self._ranks.rank}).encode()
+        # Measured metrics may differ between ranks, and all must keep the same versions.
+        version = self._ranks.gather(version)[0]
         epoch = self._together(
-            lambda: mine.prepare(attachments={**(attachments or {}), _PART: part})["epoch"]
+            lambda: mine.prepare(attachments={**(attachments or {}), _PART: part}, version=version)[
+                "epoch"
+            ]
         )
         parts = self._ranks.gather((epoch, torch.get_rng_state()))
 
@@ -183,7 +194,7 @@ class Checkpoint:
             if self._ranks.rank > 0:
                 return None
             state = _packed(model, optimizer, [stream for _, stream in parts])
-            write_durable(_state_file(self.folder, number), state)
+            write_durable(state_file(self.folder, number), state)
             manifest = Manifest(
                 id=id_,
                 number=number,
@@ -195,6 +206,9 @@ class Checkpoint:
                 state_bytes=len(state),
                 state_crc=crc32(state),
             )
+            if version is not None:
+                # Valid once CHECKPOINT names the part: until then the part has no such version.
+                manifest.write(version_file(self.folder, epoch))
             manifest.save(self.folder)
             return manifest
 
@@ -327,15 +341,20 @@ class Checkpoint:
         return self.folder / f"parts-{generation}" / str(rank)
 
     def _clear(self) -> None:
-        """Remove states and parts of earlier checkpoints, and of checkpoints whose manifest was never written."""
+        """Remove states, parts and versions that are not kept, and those of checkpoints that were never complete."""
         manifest = self._manifest
         assert manifest is not None
         parts = self.folder / f"parts-{manifest.generation}"
+        kept = {parts, state_file(self.folder, manifest.number)}
+        for epoch, _ in self._opened().core.kept_versions():
+            version = Manifest.read(version_file(self.folder, epoch))
+            if version is not None:
+                kept |= {version_file(self.folder, epoch), state_file(self.folder, version.number)}
         for path in (*self.folder.iterdir(), *parts.iterdir()):
-            named = path in (parts, _state_file(self.folder, manifest.number))
+            named = path in kept
             if path.parent == parts:
                 named = not path.name.isdigit() or int(path.name) < len(manifest.epochs)
-            elif re.fullmatch(r"parts-\d+|state-\d+\.pt(\.new)?", path.name) is None:
+            elif re.fullmatch(_CLEARED, path.name) is None:
                 continue
             if named:
                 continue
@@ -364,7 +383,7 @@ def saved_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
         CheckpointMissing: The file is missing.
         StoreCorrupt: The file is damaged.
     """
-    path = _state_file(folder, manifest.number)
+    path = state_file(folder, manifest.number)
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -377,8 +396,14 @@ def saved_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
-def _state_file(folder: Path, number: int) -> Path:
+def state_file(folder: Path, number: int) -> Path:
+    """The file with everything beside the rows of a checkpoint."""
     return folder / f"state-{number}.pt"
+
+
+def version_file(folder: Path, epoch: int) -> Path:
+    """The manifest of a version, by the epoch of rank 0's store."""
+    return folder / f"version-{epoch}.json"
 
 
 def take_lock(folder: Path) -> _core.FolderLock:

@@ -53,7 +53,11 @@ class Manifest:
             StoreCorrupt: The manifest is damaged.
             StoreNewer: A newer version of rowmill wrote it.
         """
-        path = folder / CHECKPOINT_FILE
+        return cls.read(folder / CHECKPOINT_FILE)
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Read a manifest; None if there is no such file. Raises as `load`."""
         try:
             content = path.read_bytes()
         except FileNotFoundError:
@@ -73,9 +77,13 @@ class Manifest:
 
     def save(self, folder: Path) -> None:
         """Make this the checkpoint in the folder, atomically: after a crash it is the previous one or this."""
+        self.write(folder / CHECKPOINT_FILE)
+
+    def write(self, path: Path) -> None:
+        """Write this durably and atomically as a file."""
         rest = json.dumps(asdict(self)).encode()
         line = f"{_MAGIC} {_VERSION} {crc32(rest):08x} {len(rest)}\n"
-        write_durable(folder / CHECKPOINT_FILE, line.encode() + rest)
+        write_durable(path, line.encode() + rest)
 
 
 def write_durable(path: Path, content: bytes) -> None:

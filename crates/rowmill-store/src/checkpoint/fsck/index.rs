@@ -8,7 +8,7 @@ use rowmill_rows::RowKey;
 use super::FsckReport;
 use super::segments::Segments;
 use crate::error::StoreError;
-use crate::files::{DeltaReader, FileEntry, Manifest, SnapshotReader};
+use crate::files::{DeltaReader, FileEntry, Manifest, Move, SnapshotReader, for_each_move, lists_moves};
 
 pub(super) struct Index {
     /// The row number of every row.
@@ -27,6 +27,7 @@ impl Index {
     pub(super) fn load(volume: &dyn Volume, manifest: &Manifest, report: &mut FsckReport) -> Self {
         let mut entries: HashMap<RowKey, Option<u32>> = HashMap::new();
         let mut complete = true;
+        let groups = manifest.tables.iter().map(|table| (table.category.0, table.group)).collect();
         let mut note = |file: &FileEntry, read: Result<(), StoreError>, entries: &mut HashMap<_, _>| {
             report.files += 1;
             if let Err(error) = read {
@@ -40,7 +41,7 @@ impl Index {
             note(file, read, &mut entries);
         }
         for file in &manifest.deltas {
-            let read = read_delta(volume, file, &mut entries);
+            let read = read_delta(volume, file, &groups, &mut entries);
             note(file, read, &mut entries);
         }
         let mut index = Self { entries: HashMap::new(), unproven: Vec::new(), deleted: Vec::new(), complete };
@@ -107,8 +108,20 @@ fn read_snapshot(
 fn read_delta(
     volume: &dyn Volume,
     file: &FileEntry,
+    groups: &HashMap<u32, u32>,
     entries: &mut HashMap<RowKey, Option<u32>>,
 ) -> Result<(), StoreError> {
+    if lists_moves(&file.name) {
+        return for_each_move(volume, file, |Move { key, group, old, new }| {
+            if let Some(row) = entries.get_mut(&key)
+                && *row == Some(old)
+                && groups.get(&key.category.0) == Some(&group)
+            {
+                *row = Some(new);
+            }
+            Ok(())
+        });
+    }
     DeltaReader::open(volume, file)?.for_each(|key, row| {
         entries.insert(key, row);
         Ok(())

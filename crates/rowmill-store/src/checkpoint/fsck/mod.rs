@@ -10,6 +10,8 @@
 //! trailer of its group is undamaged, and the log holds no other version of the row. The table has exactly as
 //! many rows as are found, so that none of them was deleted.
 //!
+//! Every version is checked in the same way. A repair drops versions that are not intact as a whole.
+//!
 //! Without its manifest no row can be verified. Another manifest in the folder, left by a crash or kept by a
 //! person, replaces it only if it and everything it names are undamaged (see `manifest`). Otherwise there is
 //! no repair.
@@ -20,6 +22,7 @@ mod index;
 mod manifest;
 mod repair;
 mod segments;
+mod versions;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -50,6 +53,8 @@ pub struct FsckReport {
     pub blocks: u64,
     /// Number of intact rows.
     pub rows: u64,
+    /// Number of versions.
+    pub versions: u64,
     /// The problems found, one sentence each; empty for a clean store.
     pub problems: Vec<String>,
     /// Rows that are not intact, by table and id. A repair drops them.
@@ -77,6 +82,8 @@ struct Findings {
     damaged: Vec<(u32, u32)>,
     /// Names and bytes of the attachments.
     attachments: Vec<(String, Vec<u8>)>,
+    /// Numbers of the versions that are not intact.
+    lost_versions: Vec<u64>,
 }
 
 /// Check the store in a volume. With `repair`, if there are problems, write a new checkpoint of all intact
@@ -140,6 +147,7 @@ fn check(volume: &dyn Volume, mut manifest: Manifest) -> Result<Findings, StoreE
             None => report.problems.push(format!("the index has {key}, which belongs to no table")),
         }
     }
+    let lost_versions = versions::check(volume, &manifest, &segments, &mut report);
     let mut kept = HashMap::new();
     let mut damaged = Vec::new();
     for (group, mut entries) in (0..).zip(by_group) {
@@ -148,6 +156,7 @@ fn check(volume: &dyn Volume, mut manifest: Manifest) -> Result<Findings, StoreE
             report.dropped.push((tables[&key.category.0].name.clone(), key.id));
         }
     }
+    versions::check_rows(volume, &manifest, &kept, &mut report);
     report.blocks = segments.blocks_read();
     report.rows = kept.len() as u64;
     count(&manifest, &kept, &mut report);
@@ -160,7 +169,7 @@ fn check(volume: &dyn Volume, mut manifest: Manifest) -> Result<Findings, StoreE
     report.dropped.sort_unstable();
     report.dropped.dedup();
     name_the_rest(&manifest, &kept, &index, &segments, &mut report);
-    Ok(Findings { manifest, report, kept, damaged, attachments })
+    Ok(Findings { manifest, report, kept, damaged, attachments, lost_versions })
 }
 
 fn may_hold(table: &TableEntry, id: u64) -> bool {

@@ -20,7 +20,7 @@ use crate::store::Store;
 const MEMORY: u64 = 64 << 30;
 
 pub(super) fn repair(volume: &Arc<dyn Volume>, findings: Findings) -> Result<FsckReport, StoreError> {
-    let Findings { mut manifest, mut report, kept, damaged, attachments } = findings;
+    let Findings { mut manifest, mut report, kept, damaged, attachments, lost_versions } = findings;
     keep_aside(&**volume, &format!("{MANIFEST}-{}.damaged", manifest.epoch))?;
     manifest.epoch += 1;
     let mut writer = SnapshotWriter::create(&**volume, manifest.epoch)?;
@@ -36,6 +36,7 @@ pub(super) fn repair(volume: &Arc<dyn Volume>, findings: Findings) -> Result<Fsc
     // Dropped rows are in no list of changes, so followers must copy the whole store.
     manifest.history.clear();
     manifest.attachments.clear();
+    manifest.versions.retain(|version| !lost_versions.contains(&version.epoch));
     for table in &mut manifest.tables {
         table.rows = counts.get(&table.category.0).copied().unwrap_or(0);
     }

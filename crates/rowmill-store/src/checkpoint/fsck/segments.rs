@@ -65,6 +65,20 @@ impl Segments {
         versions
     }
 
+    /// How many entries of a group do not name an intact row of their key.
+    pub(super) fn missing(&self, group: u32, entries: &[(u32, RowKey)]) -> usize {
+        let group = &self.groups[group as usize];
+        let by_place: HashMap<u32, &Segment> =
+            group.segments.iter().map(|segment| (segment.place, segment)).collect();
+        let is_intact = |(row, key): &&(u32, RowKey)| {
+            by_place.get(&(row / group.rows_per_segment)).is_some_and(|segment| {
+                let at = segment.rows.binary_search_by_key(row, |(row, _)| *row);
+                at.is_ok_and(|at| segment.rows[at].1 == *key)
+            })
+        };
+        entries.len() - entries.iter().filter(is_intact).count()
+    }
+
     /// Keep the entries of a group, sorted by row, whose rows are intact and have their keys. Returns the
     /// keys of the others.
     pub(super) fn prove(

@@ -105,12 +105,12 @@ fn a_healthy_file_of_another_checkpoint_or_kind_is_refused() {
 #[test]
 fn a_newer_manifest_is_told_from_a_damaged_one_by_its_first_line() {
     let volume = volume();
-    for rest in ["", "words of tomorrow\n\0\0", "{\"format_version\":5}"] {
+    for rest in ["", "words of tomorrow\n\0\0", "{\"format_version\":6}"] {
         let text =
-            format!("rowmill-manifest 5 {:08x} {}\n{rest}", rowmill_io::crc32c(rest.as_bytes()), rest.len());
+            format!("rowmill-manifest 6 {:08x} {}\n{rest}", rowmill_io::crc32c(rest.as_bytes()), rest.len());
         write_file(&volume, "MANIFEST", text.as_bytes());
         let error = Manifest::load(&volume).unwrap_err();
-        assert!(matches!(error, FileError::Newer { found: 5, supported: 4, .. }), "{error}");
+        assert!(matches!(error, FileError::Newer { found: 6, supported: 5, .. }), "{error}");
     }
     // If only the first line has a newer version, the first line is damaged.
     manifest(4).save(&volume).unwrap();
@@ -118,7 +118,7 @@ fn a_newer_manifest_is_told_from_a_damaged_one_by_its_first_line() {
     write_file(
         &volume,
         "MANIFEST",
-        written.replacen("rowmill-manifest 1 ", "rowmill-manifest 5 ", 1).as_bytes(),
+        written.replacen("rowmill-manifest 1 ", "rowmill-manifest 6 ", 1).as_bytes(),
     );
     let error = Manifest::load(&volume).unwrap_err();
     assert!(error.to_string().contains("another format version than the rest"), "{error}");

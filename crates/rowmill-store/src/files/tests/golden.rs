@@ -4,7 +4,10 @@
 use std::fs;
 use std::path::PathBuf;
 
+use rowmill_log::RowSet;
+
 use super::*;
+use crate::files::moves::MovesWriter;
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/format-1")
@@ -63,6 +66,71 @@ fn format_1_is_read() {
     result.unwrap();
     assert_eq!(entries, golden_entries());
     assert_eq!(load_attachment(&volume, &found.attachments[0]).unwrap(), b"dense weights");
+}
+
+fn golden_versions(volume: &dyn Volume) -> (Manifest, Vec<Vec<u32>>) {
+    let rows = |rows: &[u32]| {
+        let set = RowSet::default();
+        for &row in rows {
+            set.insert(row);
+        }
+        [set]
+    };
+    let mut kept = Manifest { lineage: Vec::new(), event_time: None, ..manifest(2) };
+    kept.snapshot = Some(write_snapshot(volume, 1, &golden_entries()));
+    kept.rows = Some(save_row_sets(volume, 2, &rows(&[0, 63, 64, 130, 500])).unwrap());
+    let file = save_version(volume, &kept).unwrap();
+    let mut writer = MovesWriter::create(volume, 3).unwrap();
+    for (group, old, new) in [(0, 63, 7), (1, 0, 9), (0, 7, 1000)] {
+        writer.record(Move { key: key(0, u64::MAX), group, old, new }).unwrap();
+    }
+    let moves = writer.finish().unwrap();
+    let entry = VersionEntry {
+        epoch: 2,
+        name: "step-20".into(),
+        made: 1_700_000_000,
+        step: Some(20),
+        metric: Some(0.75),
+        manifest: file,
+        rows: kept.rows.clone().unwrap(),
+    };
+    let mut latest = Manifest { epoch: 3, versions: vec![entry], moves: vec![moves], ..kept };
+    latest.rows = Some(save_row_sets(volume, 3, &rows(&[1, 5])).unwrap());
+    let latest = latest.stamped();
+    latest.save(volume).unwrap();
+    (latest, vec![vec![0, 64, 130, 500, 1000]])
+}
+
+/// Run with `--ignored`; only until a release uses this version.
+#[test]
+#[ignore = "writes the files that versions_of_format_5_are_read reads"]
+fn write_golden_versions() {
+    let volume = volume();
+    golden_versions(&volume);
+    let folder = folder().with_file_name("format-5");
+    fs::create_dir_all(&folder).unwrap();
+    for name in volume.list().unwrap() {
+        fs::write(folder.join(&name), read_file(&volume, &name)).unwrap();
+    }
+}
+
+#[test]
+fn versions_of_format_5_are_read() {
+    let volume = volume();
+    let folder = folder().with_file_name("format-5");
+    for file in fs::read_dir(folder).unwrap() {
+        let file = file.unwrap();
+        write_file(&volume, file.file_name().to_str().unwrap(), &fs::read(file.path()).unwrap());
+    }
+    let found = Manifest::load(&volume).unwrap();
+    let (expected, rows) = golden_versions(&MemoryVolume::new());
+    assert_eq!(found, expected);
+    let version = load_version(&volume, &found, &found.versions[0]).unwrap();
+    assert_eq!((version.epoch, version.format_version), (2, 5));
+    assert_eq!(version.deltas, found.moves);
+    assert_eq!(version.groups, found.groups);
+    let sets = load_row_sets(&volume, &found.versions[0].rows, 1, &found.moves).unwrap();
+    assert_eq!(sets.iter().map(|set| set.rows().collect::<Vec<_>>()).collect::<Vec<_>>(), rows);
 }
 
 /// Builds without eviction refuse tables with eviction, and only those.

@@ -83,6 +83,9 @@ fn manifest(epoch: u64) -> Manifest {
         feed: 0,
         attachments: vec![],
         sketches: vec![],
+        rows: None,
+        versions: vec![],
+        moves: vec![],
     }
 }
 
