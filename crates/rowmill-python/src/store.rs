@@ -305,6 +305,7 @@ impl Store {
         Ok(py.detach(|| self.0.lookahead_pending()))
     }
 
+    #[pyo3(signature = (attachments, version=None))]
     fn checkpoint<'py>(
         &self,
         py: Python<'py>,
@@ -318,6 +319,7 @@ impl Store {
         checkpoint_dict(py, &info)
     }
 
+    #[pyo3(signature = (attachments, version=None))]
     fn prepare<'py>(
         &self,
         py: Python<'py>,

@@ -164,6 +164,7 @@ def _open_rows(bundle: BundleFiles, settings: ServeSettings) -> Any:
         create=False,
         read_only=True,
         at=None,
+        version=None,
         history=0,
         feed_bytes=None,
         feed_interval_s=0.1,
