@@ -153,7 +153,7 @@ def test_train_writes_its_files_and_inspect_reads_the_store(
     assert list((out / "events").glob("events.out.tfevents.*"))
 
     assert run("train", *arguments) == 2
-    assert "rows has the checkpoint of a run at step 16" in capsys.readouterr().err
+    assert "store has the checkpoint of a run (task ctr, step 16" in capsys.readouterr().err
 
     assert run("inspect", store) == 0
     shown = capsys.readouterr().out
