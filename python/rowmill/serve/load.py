@@ -37,7 +37,7 @@ def loadtest(
         requests: A bundle, whose example requests are sent in turn, or a file of safetensors with tensors `N.input.NAME`,
             and `N.output.PLACE` for their answers.
         senders: Closed loop: each sender sends its next request when its last one has ended. After a refusal or failure it
-            waits 10 ms, which doubles each time, up to 640 ms, until it is answered.
+            waits 100 ms, which doubles each time, up to 800 ms, until it is answered.
         rate: Open loop: Poisson arrivals, requests per second.
         trace: Open loop: a file with one arrival time in seconds per line.
         speed: Arrival times of the trace are divided by it.

@@ -158,7 +158,7 @@ impl Shared {
 
 impl Work {
     fn run(self, arena: &Arena, is_alone: bool) {
-        let Self { job, rows, deadline, stage, predicted, mut turn, answer } = self;
+        let Self { job, rows, deadline, stage, mut turn, answer, .. } = self;
         turn.begin();
         if answer.is_closed() {
             // The sender of the request has given up.
@@ -166,7 +166,8 @@ impl Work {
         }
         let begin = Instant::now();
         let left = deadline.saturating_duration_since(begin);
-        let needed = predicted + stage.rest();
+        let (predicted, margin) = stage.predict(rows, 0);
+        let needed = predicted + margin + stage.rest();
         let result = if left.is_zero() || needed > left && !is_alone {
             Err(refused(&stage, Refusal::Delayed { needed, left }))
         } else {

@@ -26,10 +26,10 @@ const LOOK: Duration = Duration::from_millis(100);
 /// A request is given up after this many times its SLO, and after `PATIENCE_MIN` at least.
 const PATIENCE_SLOS: u32 = 10;
 const PATIENCE_MIN: Duration = Duration::from_secs(5);
-/// Pause of a sender of a closed loop after a refusal or a failure. It doubles each time until there is an answer, as in clients
-/// that expect to be answered later.
-const PAUSE_MIN: Duration = Duration::from_millis(10);
-const PAUSE_MAX: Duration = Duration::from_millis(640);
+/// Pause of a sender of a closed loop after a refusal or a failure. It doubles each time until there is an answer. Client
+/// libraries of cloud services begin with 100 ms, too.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_millis(800);
 
 /// What all senders of a run share.
 struct Run {
