@@ -145,7 +145,7 @@ pub(crate) fn copied(arena: &Arena, number: u16, capsule: &Bound<'_, PyCapsule>)
             )));
         }
     }
-    // SAFETY: by DLPack, a contiguous tensor on the CPU has so many bytes there, and they live as long as the managed tensor.
+    // SAFETY: by DLPack, a contiguous tensor on the CPU has this number of bytes at this address, as long as the managed tensor lives.
     // The program that made it has ended, so no thread writes to it.
     let data = unsafe { slice(tensor.data.cast::<u8>().wrapping_add(tensor.offset_bytes as usize), bytes) };
     let data = if bytes <= SMALL_BYTES {

@@ -214,7 +214,7 @@ impl Node {
         let name = (connected.controller, connected.queue);
         let mut port = self.port.lock();
         let mut sessions = self.sessions.lock();
-        // After a reset, a host may have connected the queue again before this session ended.
+        // After a reset, a host may have connected the queue again before this connection ended.
         if sessions.get(&name).is_some_and(|session| session.same_channel(control)) {
             sessions.remove(&name);
             port.release(connected.controller, connected.queue);

@@ -320,7 +320,7 @@ impl Port {
         });
     }
 
-    /// Put a namespace in the place of the one with its number, or add it. Hosts are told.
+    /// Put a namespace in the place of the one with its number, or add it. Connected hosts get an event.
     pub fn put_namespace(&mut self, subsystem: usize, namespace: Namespace) {
         let number = namespace.number;
         let namespaces = &mut self.subsystems[subsystem].namespaces;
@@ -336,7 +336,7 @@ impl Port {
         }
     }
 
-    /// Add a subsystem. Hosts that are connected to discovery are told.
+    /// Add a subsystem. Hosts that are connected to discovery get an event.
     pub fn add_subsystem(&mut self, subsystem: Subsystem) {
         self.subsystems.push(subsystem);
         self.generation += 1;

@@ -34,5 +34,5 @@ pub mod page {
     pub const TABLES: u8 = 0xc0;
 }
 
-/// Most namespaces in the log of changed ones. More are told by one entry of all ones.
+/// Most namespaces in the log of changed ones. If more have changed, the log has one entry of all ones.
 pub(crate) const CHANGED_MAX: usize = 1024;
