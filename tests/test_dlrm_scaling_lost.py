@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks.dlrm_scaling.launch import RANK, run_ranks
+from benchmarks.dlrm_scaling.launch import RANK, RankProcess, hear_out, run_ranks
 from benchmarks.dlrm_scaling.settings import Settings
 from python.tests.ports import free_port
 from python.tests.warm import warm_python
@@ -37,6 +38,20 @@ def test_the_command_ends_and_names_a_killed_rank() -> None:
         run_ranks(settings, kill)
     assert 5 <= int(str(raised.value).split()[-1]) < 500
     assert ranks_of_this_process() == []
+
+
+def test_every_step_is_told_when_one_read_brings_several(tmp_path: Path) -> None:
+    ours, theirs = os.pipe()
+    ended = subprocess.Popen([sys.executable, "-c", ""], text=True)
+    process = RankProcess(0, ended, ours, tmp_path / "log")
+    os.write(theirs, b'{"step": 1}\n{"step": 2}\n{"step": 3}\n{"done": {"loss": 0.5}}\n')
+    os.close(theirs)
+    told: list[int] = []
+    hear_out([process], told.append)
+    os.close(ours)
+    ended.wait()
+    assert told == [1, 2, 3]
+    assert process.result == {"loss": 0.5}
 
 
 ROOT = RANK.parents[2]

@@ -28,7 +28,7 @@ _SETTLE_S = 3.0
 
 
 @dataclass(eq=False)
-class _Process:
+class RankProcess:
     """The process of one rank, and its messages so far."""
 
     rank: int
@@ -41,16 +41,20 @@ class _Process:
     failure: dict[str, Any] | None = None
     over: bool = field(default=False)
 
-    def listen(self) -> None:
-        """Read available messages; at end of file the process counts as ended."""
+    def listen(self) -> list[int]:
+        """Read available messages; at end of file the process counts as ended. Returns the steps begun since."""
         came = os.read(self.words, 1 << 16)
         self.over = not came
         *lines, self.heard = (self.heard + came).split(b"\n")
+        begun: list[int] = []
         for line in lines:
             word = json.loads(line)
-            self.step = word.get("step", self.step)
+            if "step" in word:
+                self.step = word["step"]
+                begun.append(self.step)
             self.result = word.get("done", self.result)
             self.failure = word if "failed" in word else self.failure
+        return begun
 
 
 def run_ranks(
@@ -67,11 +71,11 @@ def run_ranks(
         ExchangeFailed: A rank ended early. The message names rank and step. All processes have ended.
     """
     with tempfile.TemporaryDirectory(prefix="rowmill-bench-") as folder:
-        processes: list[_Process] = []
+        processes: list[RankProcess] = []
         try:
             for rank in range(settings.ranks):
                 processes.append(_start(settings, rank, Path(folder)))
-            _hear_out(processes, progress)
+            hear_out(processes, progress)
         finally:
             for process in processes:
                 if process.over:
@@ -87,7 +91,7 @@ def run_ranks(
     return [process.result for process in processes if process.result is not None]
 
 
-def _start(settings: Settings, rank: int, folder: Path) -> _Process:
+def _start(settings: Settings, rank: int, folder: Path) -> RankProcess:
     log = folder / f"rank{rank}.log"
     words, theirs = os.pipe()
     try:
@@ -117,10 +121,10 @@ def _start(settings: Settings, rank: int, folder: Path) -> _Process:
     with suppress(BrokenPipeError):
         json.dump({"settings": settings.__dict__, "place": place}, popen.stdin)
         popen.stdin.close()
-    return _Process(rank, popen, words, log)
+    return RankProcess(rank, popen, words, log)
 
 
-def _hear_out(processes: list[_Process], progress: Callable[[int], object]) -> None:
+def hear_out(processes: list[RankProcess], progress: Callable[[int], object]) -> None:
     """Read messages until all ranks have ended, or until one has failed and the rest had time to report too."""
     with selectors.DefaultSelector() as selector:
         for process in processes:
@@ -128,11 +132,12 @@ def _hear_out(processes: list[_Process], progress: Callable[[int], object]) -> N
         deadline = None
         while selector.get_map() and (deadline is None or time.monotonic() < deadline):
             for key, _ in selector.select(0.5):
-                process: _Process = key.data
-                before = process.step
-                process.listen()
-                if process.rank == 0 and process.step != before:
-                    progress(process.step)
+                process: RankProcess = key.data
+                begun = process.listen()
+                if process.rank == 0:
+                    # One read may bring the messages of several steps.
+                    for step in begun:
+                        progress(step)
                 if process.over:
                     selector.unregister(key.fileobj)
                 if (
@@ -143,7 +148,7 @@ def _hear_out(processes: list[_Process], progress: Callable[[int], object]) -> N
                     deadline = time.monotonic() + _SETTLE_S
 
 
-def _suspicion(process: _Process) -> int:
+def _suspicion(process: RankProcess) -> int:
     """Rank by how likely a process is the cause of a failure; lowest first. Ranks that waited lost another rank."""
     if process.failure is None:
         # No report: it died, or it was still waiting when this program ended it.
@@ -151,7 +156,7 @@ def _suspicion(process: _Process) -> int:
     return 2 if process.failure["waiting"] else 1
 
 
-def _reason(process: _Process) -> Exception:
+def _reason(process: RankProcess) -> Exception:
     where = f"in step {process.step}" if process.step else "before its first step"
     if process.failure is not None:
         if process.failure["invalid"]:
