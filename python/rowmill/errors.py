@@ -13,6 +13,7 @@ __all__ = [
     "ChangesGone",
     "CheckpointInDoubt",
     "CheckpointMissing",
+    "ConfigError",
     "DataError",
     "ExchangeFailed",
     "FeedFailed",
@@ -56,6 +57,10 @@ class InvalidInput(RowmillError, ValueError):
 
 class DataError(InvalidInput):
     """Input data is invalid. The message gives file, row, column, value and the fix, where known."""
+
+
+class ConfigError(InvalidInput):
+    """A setting is invalid; the message gives its name, its value and the fix."""
 
 
 class CannotExport(RowmillError):

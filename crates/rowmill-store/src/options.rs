@@ -142,23 +142,23 @@ impl FeedOptions {
     pub(crate) fn validate(&self) -> Result<(), StoreError> {
         if self.bytes < BYTES_MIN {
             return Err(StoreError::Option {
-                option: "feed bytes",
+                option: "feed",
                 expected: format!("at least {BYTES_MIN} (32 MiB)"),
                 got: self.bytes.to_string(),
             });
         }
         if self.waiting < WAITING_MIN {
             return Err(StoreError::Option {
-                option: "feed waiting",
+                option: "feed_waiting",
                 expected: format!("at least {WAITING_MIN} (1 MiB)"),
                 got: self.waiting.to_string(),
             });
         }
         if self.interval.is_zero() || self.interval > INTERVAL_MAX {
             return Err(StoreError::Option {
-                option: "feed interval",
-                expected: "above 0 and at most an hour".into(),
-                got: format!("{:?}", self.interval),
+                option: "feed_interval_s",
+                expected: format!("above 0 and at most {}", INTERVAL_MAX.as_secs()).into(),
+                got: self.interval.as_secs_f64().to_string(),
             });
         }
         Ok(())

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rowmill.errors import InvalidInput
+from rowmill.errors import ConfigError
 
 DIM_MAX = 65_536
 FLOAT_MAX = 3e38
 """About the largest 32-bit float."""
 BELOW_ONE = 0.999999
 """The largest decay; six digits, so that error messages print it exactly."""
-
-
-class ConfigError(InvalidInput):
-    """A setting is invalid; the message gives its name, its value and the fix."""
 
 
 @dataclass(frozen=True)

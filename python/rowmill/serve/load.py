@@ -77,6 +77,7 @@ _COUNTS = {
     "in_time": "answered within the SLO",
     "late": "answered later",
     "refused": "refused because of load",
+    "expired": "deadline passed at the server",
     "failed": "failed",
     "not_sent": "not sent: no free connection",
     "wrong": "wrong answers",

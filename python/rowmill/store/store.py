@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rowmill.store.versions import NewVersion
 
 
-THREADS_MAX = 1024
+THREADS_MAX = 256
 
 
 def open(

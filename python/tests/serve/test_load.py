@@ -61,7 +61,7 @@ def test_the_printed_report_equals_the_json_report(
     report = json.loads(out.read_text())
     counts = report["counts"]
     assert counts["arrived"] == counts["in_time"] > 3
-    assert counts["wrong"] == counts["failed"] == counts["refused"] == counts["late"] == 0
+    assert counts["wrong"] == counts["failed"] == counts["expired"] == counts["refused"] == counts["late"] == 0
     assert report["statuses"] == {"200": {"count": counts["arrived"], "first": ""}}
     assert report["goodput_per_s"] == counts["in_time"] / report["seconds"]
     latency = report["latency_ms"]
@@ -109,14 +109,14 @@ def test_wrong_answers_are_counted(server: Worker, bundles: Bundles, tmp_path: P
     assert run(server, "dlrm", requests=file, **options)["counts"]["wrong"] == 0
 
 
-def test_late_refused_failed_and_unsent_requests_are_counted_separately(bundles: Bundles) -> None:
+def test_late_refused_expired_and_unsent_requests_are_counted_separately(bundles: Bundles) -> None:
     where = {"requests": bundles.folder / "dlrm", "warm_up": 0.0}
     with worker(bundles.folder / "dlrm", *_ANY) as found:
         # No request can be answered within a microsecond.
         report = run(found, "dlrm", senders=2, seconds=0.5, slo=1e-6, **where)
         counts = report["counts"]
         assert counts["in_time"] == 0
-        assert counts["refused"] + counts["failed"] + counts["late"] == counts["arrived"] > 0
+        assert counts["refused"] + counts["expired"] + counts["late"] == counts["arrived"] > 0
         assert report["statuses"].keys() <= {"200", "429", "504"}
         assert report["goodput_per_s"] == 0
         found.process.send_signal(signal.SIGSTOP)
@@ -210,7 +210,8 @@ def test_requests_to_a_killed_server_count_as_failed(bundles: Bundles, tmp_path:
     counts = report["counts"]
     assert counts["in_time"] > 0
     assert counts["failed"] > 0
-    assert counts["in_time"] + counts["failed"] + counts["late"] == counts["arrived"]
+    ended = ("in_time", "late", "expired", "failed")
+    assert sum(counts[name] for name in ended) == counts["arrived"]
     assert report["statuses"].keys() <= {"200", "disconnected", "unreachable"}
     assert "cannot connect" in report["statuses"]["unreachable"]["first"]
 

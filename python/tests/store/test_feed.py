@@ -191,9 +191,9 @@ def test_errors_of_stores_that_cannot_be_followed(tmp_path: Path) -> None:
             events(folder, 2**40)
         with pytest.raises(errors.InvalidInput, match="poll_s"):
             next(rowmill.ChangeFeed(folder).follow(poll_s=0))
-    with pytest.raises(errors.InvalidInput, match="feed bytes must be at least"):
+    with pytest.raises(errors.InvalidInput, match="feed must be at least"):
         rowmill.open(folder, memory="16MiB", feed="1MiB")
-    with pytest.raises(errors.InvalidInput, match="feed interval"):
+    with pytest.raises(errors.InvalidInput, match="feed_interval_s"):
         rowmill.open(folder, memory="16MiB", feed="32MiB", feed_interval_s=0)
 
 

@@ -59,6 +59,7 @@ pub(super) async fn read(response: Response<Incoming>, reads_outputs: bool) -> R
     let verdict = match status.code() {
         Code::Ok => Verdict::Answered,
         Code::ResourceExhausted => Verdict::Refused,
+        Code::DeadlineExceeded => Verdict::Expired,
         _ => Verdict::Failed,
     };
     let mut reply = Reply::new(verdict, &name(status.code()), body.len());

@@ -52,6 +52,7 @@ pub(super) async fn read(response: Response<Incoming>, reads_outputs: bool) -> R
     let verdict = match head.status {
         StatusCode::OK => Verdict::Answered,
         StatusCode::TOO_MANY_REQUESTS => Verdict::Refused,
+        StatusCode::GATEWAY_TIMEOUT => Verdict::Expired,
         _ => Verdict::Failed,
     };
     let mut reply = Reply::new(verdict, head.status.as_str(), body.len());

@@ -30,7 +30,9 @@ pub struct Counts {
     pub late: u64,
     /// Refused because of load: 429 or `RESOURCE_EXHAUSTED`.
     pub refused: u64,
-    /// Without an answer, or with an error.
+    /// Given up by the server because the deadline had passed: 504 or `DEADLINE_EXCEEDED`.
+    pub expired: u64,
+    /// Without an answer, or with another error.
     pub failed: u64,
     /// Not sent, because all connections were in use.
     pub not_sent: u64,
@@ -133,6 +135,7 @@ impl Recorder {
                 self.counts.refused += 1;
                 self.refused.saturating_record(micros(latency));
             }
+            Verdict::Expired => self.counts.expired += 1,
             Verdict::Failed => self.counts.failed += 1,
         }
         if let (Some(outputs), Some((recorded, tolerance))) = (&reply.outputs, recorded) {
@@ -212,12 +215,13 @@ mod tests {
         for _ in 0..20_000 {
             let (at, latency) = (ms(rng.below(1000)), Duration::from_micros(rng.below(100_000)));
             let is_counted = at >= window.start && at < window.end;
-            let kind = rng.below(4);
+            let kind = rng.below(5);
             expected.arrived += u64::from(is_counted);
             match (kind, is_counted) {
                 (3, _) => recorder.not_sent(at),
                 (0, _) => recorder.ended(at, ms(1), at + latency, 10, &reply(Verdict::Answered, "200"), None),
                 (1, _) => recorder.ended(at, ms(1), at + latency, 10, &reply(Verdict::Refused, "429"), None),
+                (4, _) => recorder.ended(at, ms(1), at + latency, 10, &reply(Verdict::Expired, "504"), None),
                 _ => recorder.ended(at, ms(1), at + latency, 10, &reply(Verdict::Failed, "503"), None),
             }
             match (kind, is_counted) {
@@ -231,6 +235,7 @@ mod tests {
                 }
                 (2, true) => expected.failed += 1,
                 (3, true) => expected.not_sent += 1,
+                (4, true) => expected.expired += 1,
                 _ => {}
             }
         }

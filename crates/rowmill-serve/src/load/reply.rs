@@ -12,6 +12,8 @@ pub(super) enum Verdict {
     Answered,
     /// The server refused it because of its load.
     Refused,
+    /// The server gave it up: its deadline had passed.
+    Expired,
     /// There is no answer, or the server reports an error.
     Failed,
 }

@@ -139,7 +139,7 @@ async fn closed_loop(run: &Arc<Run>, senders: usize, end: Duration) -> Result<()
                 }
                 match run.send(&mut connection, at).await {
                     Verdict::Answered => pause = PAUSE_MIN,
-                    Verdict::Refused | Verdict::Failed => {
+                    Verdict::Refused | Verdict::Expired | Verdict::Failed => {
                         sleep(pause).await;
                         pause = (2 * pause).min(PAUSE_MAX);
                     }
@@ -201,7 +201,7 @@ impl Run {
         let (request, _) = &self.requests[0];
         let reply = self.ask(&mut Connection::new(Arc::clone(&self.target)), request).await;
         match reply.verdict {
-            Verdict::Failed if !matches!(&*reply.status, "504" | "DEADLINE_EXCEEDED") => Err(Failure::new(
+            Verdict::Failed => Err(Failure::new(
                 Status::Failed,
                 format!(
                     "the first request to model {:?} at {} failed ({}): {}",

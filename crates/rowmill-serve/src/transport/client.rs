@@ -83,7 +83,7 @@ pub enum CallError {
         cause: String,
     },
     /// Too many requests are under way.
-    #[error("{in_flight} requests to {address} wait for replies: send fewer at once or raise in_flight_max")]
+    #[error("{in_flight} requests to {address} wait for replies: send fewer at once")]
     Busy {
         /// Where the dense half is.
         address: Address,
