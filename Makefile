@@ -137,7 +137,7 @@ bench: setup ## Run every benchmark in its quick form; results go to out/bench (
 
 .PHONY: lock
 lock: $(TOOLS) ## Pin the newest allowed Python packages in requirements.lock
-	$(VENV)/bin/uv pip compile pyproject.toml --group dev --universal --generate-hashes --upgrade \
+	$(VENV)/bin/uv pip compile pyproject.toml --extra train --group dev --universal --generate-hashes --upgrade \
 		--no-emit-index-url --custom-compile-command "make lock" --quiet --output-file requirements.lock
 
 .PHONY: clean

@@ -8,6 +8,7 @@ import ast
 import itertools
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,7 +171,7 @@ STORE_FLAT_MAX = 10
 # The layers of python/rowmill, lowest first. A package imports packages of its own layer and of lower ones. The settings
 # of a task are in its package, but belong to a lower layer than the rest of it.
 PYTHON_LAYERS = (
-    {"_core", "_lazy", "errors", "files", "init", "size"},
+    {"_core", "_extras", "_lazy", "errors", "files", "init", "size"},
     {"ops"},
     {"nn"},
     {"optim"},
@@ -184,12 +185,14 @@ PYTHON_LAYERS = (
     {"serve"},
     {"cli", "__main__"},
 )
+# Packages that `pip install rowmill` brings; triton comes with torch.
+INSTALLED = {"numpy", "torch", "triton"}
 # Folders of models. Their embeddings are arguments, which may be stored anywhere.
 PYTHON_MODELS = "ctr/models"
 
 # Hosts that a text may name: the licence, papers, pages of software we compare with, the namespace of SVG, the loopback
-# address, and a placeholder.
-HOSTS = {"www.apache.org", "arxiv.org", "doi.org", "www.w3.org", "127.0.0.1", "HOST"}
+# address, the project's own name, and a placeholder.
+HOSTS = {"rowmill.io", "www.apache.org", "arxiv.org", "doi.org", "www.w3.org", "127.0.0.1", "HOST"}
 # Cargo writes the name of its index into the lock file.
 ADDRESS_FREE = {"Cargo.lock", "tools/faster/Cargo.lock"}
 
@@ -411,6 +414,36 @@ def test_private_python_packages_are_imported_within_their_parent_only() -> None
         for other in imported_modules(path)
         for name in private
         if f"{other}.".startswith(f"{name}.") and not module.startswith(name.rpartition(".")[0])
+    ]
+    assert found == []
+
+
+def third_party_imports(body: list[ast.stmt], installed: bool) -> Iterator[str]:
+    """Third-party packages that the statements import outside of `with extra(...)` and `if TYPE_CHECKING`."""
+    for statement in body:
+        names: list[str] = []
+        if isinstance(statement, ast.Import):
+            names = [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom):
+            names = [statement.module or ""]
+        elif isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
+            continue
+        inside = isinstance(statement, ast.With) and any(
+            ast.unparse(item.context_expr).startswith("extra(") for item in statement.items
+        )
+        packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+        if not installed:
+            yield from packages - {"rowmill"} - INSTALLED
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from third_party_imports(getattr(statement, field, []), installed or inside)
+
+
+def test_packages_of_extras_are_imported_by_name_of_the_extra() -> None:
+    """`pip install rowmill` brings torch and numpy; any other import says which extra installs it."""
+    found = [
+        f"{path.relative_to(ROOT)} imports {package} outside of `with extra(...)`"
+        for path in python_modules().values()
+        for package in third_party_imports(ast.parse(path.read_text()).body, installed=False)
     ]
     assert found == []
 

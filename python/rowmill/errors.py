@@ -16,6 +16,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "ExchangeFailed",
+    "ExtraMissing",
     "FeedFailed",
     "FeedGap",
     "FeedMissing",
@@ -77,6 +78,10 @@ class BundleDamaged(RowmillError):
 
 class BackendMissing(RowmillError, ImportError):
     """A backend of torch.distributed is not installed; the message says how to install it."""
+
+
+class ExtraMissing(RowmillError, ImportError):
+    """A package of an extra is not installed; the message says how to install it."""
 
 
 class MemoryTooSmall(RowmillError, ValueError):

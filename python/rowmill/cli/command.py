@@ -18,6 +18,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from rowmill._extras import extra
 from rowmill.cli.load import add_loadtest
 from rowmill.cli.serving import add_serve
 from rowmill.cli.versions import add_versions
@@ -366,7 +367,8 @@ def _train(parsed: argparse.Namespace) -> int:
             "config file"
         )
     with _importing():
-        from rich.console import Console
+        with extra("train"):
+            from rich.console import Console
 
         from rowmill.gnn.splits import train_splits
         from rowmill.train import train
@@ -390,7 +392,8 @@ def _train(parsed: argparse.Namespace) -> int:
 
 
 def _print_result(report: dict[str, Any], config: Config, console: Any) -> None:
-    from rich.markup import escape
+    with extra("train"):
+        from rich.markup import escape
 
     from rowmill.train.out import LATEST
     from rowmill.train.report import figures_of
@@ -456,7 +459,8 @@ def _predict(parsed: argparse.Namespace) -> int:
 
 def _inspect(parsed: argparse.Namespace) -> int:
     with _importing():
-        from rich.console import Console
+        with extra("train"):
+            from rich.console import Console
 
         from rowmill.cli.inspection import print_store
 

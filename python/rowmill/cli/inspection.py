@@ -6,10 +6,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.markup import escape
-from rich.table import Table as TextTable
 
 from rowmill import _core
+from rowmill._extras import extra
 from rowmill.ctr.data import MISSING_ID
 from rowmill.errors import StoreMissing, StoreSuperseded
 from rowmill.size import format_size
@@ -17,6 +16,10 @@ from rowmill.store.changes import Changes, count
 from rowmill.store.changes_file import write_parquet
 from rowmill.store.feed import ChangeFeed, FeedCheckpoint, FeedDeletes, FeedRollback, FeedRows
 from rowmill.store.store import open as open_store
+
+with extra("train"):
+    from rich.markup import escape
+    from rich.table import Table as TextTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,10 +7,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torchmetrics import MeanMetric, Metric
-from torchmetrics.classification import BinaryAUROC
 
+from rowmill._extras import extra
 from rowmill.errors import InvalidInput
+
+with extra("train"):
+    from torchmetrics import MeanMetric, Metric
+    from torchmetrics.classification import BinaryAUROC
 
 
 class ClickMetrics:

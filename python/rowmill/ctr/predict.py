@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
+from rowmill._extras import extra
 from rowmill.ctr.data import batches, open_source
 from rowmill.ctr.data.source import columns_of
 from rowmill.ctr.saved_run import SavedRun
@@ -19,6 +18,10 @@ from rowmill.ctr.task import TEST_BATCH
 from rowmill.errors import InvalidInput
 from rowmill.files import writing
 from rowmill.train.machine import step_threads
+
+with extra("train"):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

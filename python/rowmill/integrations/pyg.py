@@ -20,19 +20,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from rowmill import gnn
+from rowmill._extras import extra
 from rowmill.errors import InvalidInput
 from rowmill.init import Zeros
 from rowmill.optim.specs import SGD
 
-try:
+with extra("pyg"):
     from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
     from torch_geometric.loader import NodeLoader
     from torch_geometric.loader.base import DataLoaderIterator
     from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
-except ImportError as error:
-    raise ImportError(
-        f"rowmill.integrations.pyg needs PyTorch Geometric ({error}): pip install 'rowmill[pyg]'"
-    ) from error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rowmill._extras import extra
 from rowmill.errors import InvalidInput
 from rowmill.nn import Embedding
 
-try:
+with extra("pykeen"):
     from pykeen.nn import Representation
     from pykeen.training import TrainingCallback
-except ImportError as error:
-    raise ImportError(
-        f"rowmill.integrations.pykeen needs PyKEEN ({error}): pip install 'rowmill[pykeen]'"
-    ) from error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

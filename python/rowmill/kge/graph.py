@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Literal
 from zlib import crc32
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as csv
 
+from rowmill._extras import extra
 from rowmill.errors import DataError
 from rowmill.files import check_text
+
+with extra("train"):
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.csv as csv
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,17 +27,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.export.passes import move_to_device_pass
 
 import rowmill
+from rowmill._extras import extra
 from rowmill.errors import InvalidInput
 from rowmill.ops.lookup import lookup
 from rowmill.partition.manifest import FORMAT, checked_manifest, checksums
 from rowmill.partition.named_lookup import rows_from
 from rowmill.partition.plan_reference import run_plan
+
+with extra("train"):
+    import safetensors.torch
 
 if TYPE_CHECKING:
     import os

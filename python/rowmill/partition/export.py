@@ -6,10 +6,10 @@ import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from rowmill._extras import extra
 from rowmill.errors import CannotExport, InvalidInput
 from rowmill.files import link_or_copy
 from rowmill.integrations.torchrec.per_key import per_key
@@ -31,6 +31,9 @@ from rowmill.partition.plan import NotNative, dtype_name, plan_of, shape_of
 from rowmill.partition.report import report
 from rowmill.partition.rows import copy_store, store_weights
 from rowmill.partition.split import Part, Split, split
+
+with extra("train"):
+    import safetensors.torch
 
 if TYPE_CHECKING:
     import os

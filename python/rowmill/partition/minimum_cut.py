@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-import networkx
+from rowmill._extras import extra
+
+with extra("train"):
+    import networkx
 
 if TYPE_CHECKING:
     from rowmill.partition.graph import Graph

@@ -7,9 +7,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import safetensors
-
+from rowmill._extras import extra
 from rowmill.partition.manifest import checked_manifest
+
+with extra("train"):
+    import safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

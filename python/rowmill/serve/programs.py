@@ -10,16 +10,19 @@ import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
+from rowmill._extras import extra
 from rowmill.partition.bundle import load_program
 from rowmill.partition.compiled import PACKAGE, load_compiled, misfit
 from rowmill.partition.named_lookup import rows_from
 from rowmill.partition.plan_reference import evaluate_size
 from rowmill.serve.device import CopiedProgram, Device, SizedProgram
 from rowmill.serve.linears import use_faster_linears
+
+with extra("train"):
+    import safetensors.torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

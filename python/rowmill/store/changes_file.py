@@ -10,8 +10,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+
+from rowmill._extras import extra
+
+with extra("train"):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,14 +10,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
+from rowmill._extras import extra
 from rowmill.config.sections import TrainConfig
 from rowmill.config.setting import ConfigError
 from rowmill.distributed.torchrun import Restarts
 from rowmill.train.folder import check_folders
 from rowmill.train.found_run import has_checkpoint
 from rowmill.train.replacement import Replacement, rows_in
+
+with extra("train"):
+    from rich.console import Console
 
 if TYPE_CHECKING:
     from collections.abc import Generator

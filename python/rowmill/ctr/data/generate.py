@@ -16,16 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from rowmill._extras import extra
 from rowmill.ctr.data.features import mix64
 from rowmill.ctr.data.locality import IdLaw, fitted_law, zipf_law
 from rowmill.ctr.data.schema import CRITEO, Schema
 from rowmill.ctr.data.teacher import Teacher, TeacherScore
 from rowmill.ctr.settings import GenerateConfig
 from rowmill.errors import DataError
+
+with extra("train"):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 TEACHER_FILE = "teacher.json"
 BLOCK_ROWS = 65_536

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from rowmill._extras import extra
 from rowmill.ctr.settings import SequencesConfig
 from rowmill.errors import DataError
+
+with extra("train"):
+    import pyarrow as pa
+    import pyarrow.csv as pacsv
+    import pyarrow.parquet as pq
 
 LIKED_FROM = 4.0
 """Lowest rating that counts as liked."""

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rowmill._extras import extra
 from rowmill.ctr.data.schema import Schema
 from rowmill.errors import DataError
+
+with extra("train"):
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
 MISSING_ID = -(2**63)
 """The id of missing values. The reader refuses logs that contain it as a real id."""

@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from rowmill._extras import extra
 from rowmill.ctr.data.interactions import Interactions, generate_interactions, read_interactions
 from rowmill.ctr.data.schema import Schema
 from rowmill.ctr.settings import SequencesConfig
 from rowmill.errors import DataError
 from rowmill.files import writing
+
+with extra("train"):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 SEQUENCES_FILE = "sequences.json"
 _BLOCK_ROWS = 65_536

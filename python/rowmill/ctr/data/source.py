@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow as pa
-import pyarrow.dataset as pads
-import pyarrow.parquet as pq
-
+from rowmill._extras import extra
 from rowmill.ctr.data.row_block import RowBlock, any_table_to_arrow, block_from_arrow, check_columns
 from rowmill.ctr.data.schema import CRITEO, Schema
 from rowmill.ctr.data.tsv import count_lines, read_tsv
 from rowmill.errors import DataError
+
+with extra("train"):
+    import pyarrow as pa
+    import pyarrow.dataset as pads
+    import pyarrow.parquet as pq
 
 # 40 columns of 65,536 rows are about 20 MB.
 _BLOCK_ROWS = 65_536

@@ -3,13 +3,16 @@
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from rowmill._extras import extra
 from rowmill.ctr.data.row_block import MISSING_ID, Where, any_table_to_arrow
 from rowmill.ctr.data.schema import Schema
 from rowmill.errors import DataError
+
+with extra("train"):
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
 _HEX_DIGITS_MAX = 16
 

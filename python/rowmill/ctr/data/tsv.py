@@ -9,14 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv as pacsv
 
+from rowmill._extras import extra
 from rowmill.ctr.data.row_block import RowBlock, block_from_arrow
 from rowmill.ctr.data.schema import Schema
 from rowmill.ctr.data.text_ids import first_bad, ids_of_text
 from rowmill.errors import DataError
 from rowmill.files import check_text
+
+with extra("train"):
+    import pyarrow as pa
+    import pyarrow.csv as pacsv
 
 # Large enough that the overhead per block vanishes; small enough that a block with its columns takes less than 100 MB.
 _BLOCK_BYTES = 8 << 20

@@ -1,0 +1,20 @@
+"""A missing package of an extra: the error names the package and the extra; other errors stay as they are."""
+
+import pytest
+
+from rowmill._extras import extra
+from rowmill.errors import ExtraMissing, RowmillError
+
+
+def test_a_missing_package_names_the_extra() -> None:
+    with pytest.raises(ExtraMissing) as caught, extra("train"):
+        import no_such_package.part  # pyright: ignore[reportMissingImports]  # noqa: F401
+    assert str(caught.value) == "no_such_package is not installed: pip install 'rowmill[train]'"
+    assert caught.value.name == "no_such_package"
+    assert isinstance(caught.value, RowmillError)
+
+
+def test_other_errors_of_the_imports_stay() -> None:
+    with pytest.raises(ImportError, match="cannot import name") as caught, extra("train"):
+        from json import no_such_name  # pyright: ignore[reportAttributeAccessIssue]  # noqa: F401
+    assert type(caught.value) is ImportError
