@@ -48,8 +48,8 @@ pub use log::{
 };
 pub use pdu::{CommonHeader, Digests, Fatal, FatalReason, Initialize, Kind, Side, Terminate, Transfer};
 pub use vendor::{
-    Apply, ApplyBegin, Feature, FeatureRequest, Fetch, FetchHeader, Form, Ids, IdsRequest, Pooling, RowDtype,
-    Stage, TableSpec, VENDOR_VERSION, VendorArea, encode_begin, encode_frame, encode_stage,
+    Apply, ApplyBegin, AsOf, Feature, FeatureRequest, Fetch, FetchHeader, Form, Ids, IdsRequest, Pooling,
+    RowDtype, Stage, TableSpec, VENDOR_VERSION, VendorArea, encode_begin, encode_frame, encode_stage,
 };
 
 /// Most bytes of data of one command.

@@ -51,7 +51,7 @@ fn stage() {
 #[test]
 fn fetch() {
     let fetch = Fetch { handle: HANDLE, offset: 2, is_kept: true };
-    let answer = fetch.encode(&[1, 2, 3, 4, 5, 6], 1_234_567_890_123, 40);
+    let answer = fetch.encode(&[1, 2, 3, 4, 5, 6], AsOf { sequence: 1_234_567_890_123, generation: 9 }, 40);
     assert_eq!((fetch.to_command(2), answer), golden("fetch"));
 }
 
@@ -68,8 +68,10 @@ fn vendor_area_and_tables() {
     let area = VendorArea::new(4096, 1024, 1 << 33, 60);
     assert_eq!(area.as_bytes(), file("area"));
     let dense = TableIndex::Dense { rows: 1_000_000, block: 8, stride: 128 };
-    let entry =
-        |table, name: &str, dim, dtype, index| TableEntry { table, name: name.into(), dim, dtype, index };
+    let entry = |table, name: &str, dim, dtype, index| {
+        let group = table + 4;
+        TableEntry { table, name: name.into(), dim, dtype, index, group }
+    };
     let tables = [
         entry(0, "users", 32, RowDtype::Fp32, dense),
         entry(1, "items", 16, RowDtype::Bf16, TableIndex::Hash),

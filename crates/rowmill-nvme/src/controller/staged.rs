@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::command::Status;
-use crate::vendor::Fetch;
+use crate::vendor::{AsOf, Fetch};
 
 /// Limits of the staged results of one controller.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ enum State<T> {
     },
     Ready {
         result: Result<Vec<u8>, Status>,
-        sequence: u64,
+        as_of: AsOf,
     },
 }
 
@@ -85,18 +85,18 @@ impl<T> StagedResults<T> {
         Ok(())
     }
 
-    /// A result is ready, with all frames of the feed up to `sequence` applied, or has failed. Returns the fetches
-    /// that waited for it, each with its outcome.
+    /// A result is ready, pooled from rows as of then, or has failed. Returns the fetches that waited for it, each with
+    /// its outcome.
     pub fn finish(
         &mut self,
         now: Instant,
         handle: u64,
         result: Result<Vec<u8>, Status>,
-        sequence: u64,
+        as_of: AsOf,
     ) -> Vec<(T, FetchOutcome)> {
         let Some(entry) = self.entries.get_mut(&handle) else { return Vec::new() };
         entry.deadline = now + self.limits.lifetime;
-        let before = std::mem::replace(&mut entry.state, State::Ready { result, sequence });
+        let before = std::mem::replace(&mut entry.state, State::Ready { result, as_of });
         let State::Running { waiting } = before else { return Vec::new() };
         waiting.into_iter().map(|(command, fetch, bytes)| (command, self.answer(fetch, bytes))).collect()
     }
@@ -115,12 +115,12 @@ impl<T> StagedResults<T> {
     }
 
     fn answer(&mut self, fetch: Fetch, bytes: usize) -> FetchOutcome {
-        let Some(Entry { state: State::Ready { result, sequence }, .. }) = self.entries.get(&fetch.handle)
+        let Some(Entry { state: State::Ready { result, as_of }, .. }) = self.entries.get(&fetch.handle)
         else {
             return FetchOutcome::Failed(Status::UNKNOWN_HANDLE);
         };
         let (outcome, is_kept) = match result {
-            Ok(result) => (FetchOutcome::Data(fetch.encode(result, *sequence, bytes)), fetch.is_kept),
+            Ok(result) => (FetchOutcome::Data(fetch.encode(result, *as_of, bytes)), fetch.is_kept),
             Err(status) => (FetchOutcome::Failed(*status), false),
         };
         if !is_kept {
@@ -161,6 +161,8 @@ mod tests {
     const LIMITS: StagedLimits =
         StagedLimits { results_max: 2, bytes_max: 100, waiting_max: 1, lifetime: Duration::from_mins(1) };
 
+    const AS_OF: AsOf = AsOf { sequence: 9, generation: 1 };
+
     fn fetch(handle: u64) -> Fetch {
         Fetch { handle, offset: 0, is_kept: false }
     }
@@ -177,7 +179,7 @@ mod tests {
         staged.begin(now, 7, 3).unwrap();
         assert_eq!(staged.fetch(now, "first", fetch(7), 40), FetchOutcome::Waits);
         assert_eq!(staged.fetch(now, "second", fetch(7), 40), FetchOutcome::Failed(Status::OVER_QUOTA));
-        let finished = staged.finish(now, 7, Ok(vec![1, 2, 3]), 9);
+        let finished = staged.finish(now, 7, Ok(vec![1, 2, 3]), AS_OF);
         assert_eq!((finished.len(), finished[0].0, part(&finished[0].1)), (1, "first", vec![1, 2, 3]));
         assert_eq!(staged.bytes(), 0);
         assert_eq!(staged.fetch(now, "third", fetch(7), 40), FetchOutcome::Failed(Status::UNKNOWN_HANDLE));
@@ -188,7 +190,7 @@ mod tests {
         let now = Instant::now();
         let mut staged = StagedResults::new(LIMITS);
         staged.begin(now, 7, 10).unwrap();
-        staged.finish(now, 7, Ok((0..10).collect()), 9);
+        staged.finish(now, 7, Ok((0..10).collect()), AS_OF);
         for offset in [0, 4, 8] {
             let outcome = staged.fetch(now, (), Fetch { handle: 7, offset, is_kept: true }, 36);
             assert_eq!(part(&outcome), (offset as u8..10).take(4).collect::<Vec<_>>());
@@ -211,7 +213,7 @@ mod tests {
         // What is being pooled is not dropped: its memory is in use.
         let later = now + LIMITS.lifetime;
         assert_eq!(staged.begin(later, 3, 0), Err(Status::OVER_QUOTA));
-        assert!(staged.finish(later, 2, Err(Status::UNKNOWN_TABLE), 0).is_empty());
+        assert!(staged.finish(later, 2, Err(Status::UNKNOWN_TABLE), AS_OF).is_empty());
         assert_eq!(staged.fetch(later, (), fetch(2), 32), FetchOutcome::Failed(Status::UNKNOWN_TABLE));
         staged.begin(later, 3, 0).unwrap();
     }

@@ -12,7 +12,7 @@ use crate::vendor::{RowDtype, VENDOR_VERSION};
 pub struct TablesHeader {
     /// Version of the format: 1.
     pub version: U16,
-    /// Bytes of one entry: 288.
+    /// Bytes of one entry: 296.
     pub entry_bytes: U16,
     /// Entries that follow.
     pub tables: U32,
@@ -33,6 +33,8 @@ struct Layout {
     name_bytes: u8,
     reserved: u8,
     name: [u8; 256],
+    group: U32,
+    reserved_292: [u8; 4],
 }
 
 /// How ids of a table map to rows.
@@ -64,6 +66,8 @@ pub struct TableEntry {
     pub dtype: RowDtype,
     /// How ids map to rows.
     pub index: TableIndex,
+    /// The group: one stage command names tables of one group only.
+    pub group: u32,
 }
 
 /// The log page.
@@ -84,6 +88,7 @@ pub fn encode_tables(tables: &[TableEntry], generation: u64) -> Vec<u8> {
             table: entry.table.into(),
             dim: entry.dim.into(),
             dtype: entry.dtype as u8,
+            group: entry.group.into(),
             name_bytes: u8::try_from(entry.name.len()).expect("a name has at most 255 bytes"),
             ..Layout::new_zeroed()
         };
@@ -120,6 +125,7 @@ pub fn parse_tables(page: &[u8]) -> Option<(TablesHeader, Vec<TableEntry>)> {
             dim: layout.dim.get(),
             dtype: RowDtype::from_byte(layout.dtype)?,
             index,
+            group: layout.group.get(),
         })
     });
     Some((header, tables.collect::<Option<_>>()?))
@@ -137,11 +143,12 @@ mod tests {
             dim: 32,
             dtype: RowDtype::Bf16,
             index,
+            group: number + 1,
         };
         let dense = TableIndex::Dense { rows: 1 << 33, block: 5, stride: 64 };
         let tables = vec![table(7, TableIndex::Hash), table(8, dense)];
         let page = encode_tables(&tables, 9);
-        assert_eq!(page.len(), 16 + 2 * 288);
+        assert_eq!(page.len(), 16 + 2 * 296);
         let (header, parsed) = parse_tables(&page).unwrap();
         assert_eq!((parsed, header.generation.get()), (tables, 9));
         for (at, value) in [(0, 2), (2, 0), (4, 3), (16 + 28, 9), (16 + 29, 2), (16 + 32, 0xff)] {

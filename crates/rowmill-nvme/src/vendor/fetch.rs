@@ -4,6 +4,15 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use super::VENDOR_VERSION;
 use crate::command::{Command, Status, io};
 
+/// The rows that a result was pooled from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AsOf {
+    /// Frames of the feed up to this one are applied.
+    pub sequence: u64,
+    /// The generation of the tables, as log page 0xC0 has it.
+    pub generation: u64,
+}
+
 /// A fetch command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fetch {
@@ -34,14 +43,15 @@ impl Fetch {
     }
 
     /// The data of the answer, of exactly `length` bytes: header, bytes of the result, zeros.
-    pub fn encode(self, result: &[u8], sequence: u64, length: usize) -> Vec<u8> {
+    pub fn encode(self, result: &[u8], as_of: AsOf, length: usize) -> Vec<u8> {
         let part = result.get(self.offset as usize..).unwrap_or_default();
         let part = &part[..part.len().min(length.saturating_sub(size_of::<FetchHeader>()))];
         let header = FetchHeader {
             version: VENDOR_VERSION.into(),
             bytes: (part.len() as u32).into(),
             total_bytes: (result.len() as u64).into(),
-            sequence: sequence.into(),
+            sequence: as_of.sequence.into(),
+            generation: as_of.generation.into(),
             ..FetchHeader::new_zeroed()
         };
         let mut data = Vec::with_capacity(length);
@@ -65,7 +75,8 @@ pub struct FetchHeader {
     pub total_bytes: U64,
     /// Frames of the feed up to this one are applied to the rows that were pooled.
     pub sequence: U64,
-    reserved_24: [u8; 8],
+    /// The generation of the tables that were pooled.
+    pub generation: U64,
 }
 
 impl FetchHeader {
@@ -88,10 +99,13 @@ mod tests {
             [(0, 132, 0..100), (0, 136, 0..100), (40, 52, 40..60), (100, 40, 0..0), (0, 32, 0..0)]
         {
             let fetch = Fetch { handle: 1, offset, is_kept: false };
-            let data = fetch.encode(&result, 77, length);
+            let data = fetch.encode(&result, AsOf { sequence: 77, generation: 3 }, length);
             assert_eq!(data.len(), length);
             let (header, part) = FetchHeader::parse(&data).unwrap();
-            assert_eq!((header.total_bytes.get(), header.sequence.get()), (100, 77));
+            assert_eq!(
+                (header.total_bytes.get(), header.sequence.get(), header.generation.get()),
+                (100, 77, 3)
+            );
             assert_eq!(part, &result[expected]);
         }
         assert!(FetchHeader::parse(&[0; 31]).is_none());

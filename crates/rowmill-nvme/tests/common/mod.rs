@@ -258,7 +258,8 @@ impl Node {
                 let begun = result.and_then(|result| {
                     staged.begin(now, stage.handle, result.len() as u64)?;
                     // A later frame of the feed is not applied.
-                    staged.finish(now, stage.handle, Ok(result), 77);
+                    let as_of = AsOf { sequence: 77, generation: 1 };
+                    staged.finish(now, stage.handle, Ok(result), as_of);
                     Ok(())
                 });
                 begun.map_or_else(Answer::from, |()| Answer::success())
@@ -296,6 +297,7 @@ pub(crate) fn tables() -> Vec<TableEntry> {
             dim: 1,
             dtype: RowDtype::Fp32,
             index: TableIndex::Dense { rows: IDS_END, block: 0, stride: 8 },
+            group: table / 2,
         })
         .collect()
 }
