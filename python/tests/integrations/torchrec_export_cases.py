@@ -120,10 +120,20 @@ def inputs_of(call: tuple[Any, ...]) -> dict[str, Tensor]:
     return {"dense": dense, **parts}
 
 
+class Grouped(Ranker):
+    """Pooled vectors that TorchRec regroups by one operator of its own."""
+
+    def forward(self, dense: Tensor, features: KeyedJaggedTensor) -> Tensor:
+        pooled = self.bags(features)
+        groups = KeyedTensor.regroup([pooled], [["user"], ["shared", "clicks"]])
+        return self.over(torch.cat([dense, *groups], dim=1)).squeeze(1)
+
+
 MODELS = {
     "bags": Ranker,
     "weighted": lambda: Ranker(weighted=True),
     "rows": Sums,
+    "grouped": Grouped,
 }
 
 
@@ -183,13 +193,13 @@ def test_a_worker_answers_like_the_module(name: str, tmp_path: Path) -> None:
 
 
 def test_operators_that_workers_lack_are_told(tmp_path: Path) -> None:
-    class Grouped(Ranker):
+    class Padded(Sums):
         def forward(self, dense: Tensor, features: KeyedJaggedTensor) -> Tensor:
-            pooled = self.bags(features)
-            groups = KeyedTensor.regroup([pooled], [["user"], ["clicks", "shared"]])
-            return self.over(torch.cat([dense, *groups], dim=1)).squeeze(1)
+            clicks = self.rows(features)["clicks"]
+            total = dense.repeat(1, 2) + clicks.to_padded_dense(3).sum(1)
+            return self.over(total).squeeze(1)
 
-    (said, *_) = rowmill.export(Grouped(), [call(5)], out=tmp_path / "bundle")
+    (said, *_) = rowmill.export(Padded(), [call(5)], out=tmp_path / "bundle")
     assert said.startswith("no worker can run this bundle")
     assert "fbgemm::" in said
 

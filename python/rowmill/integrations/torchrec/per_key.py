@@ -114,15 +114,38 @@ class PerKey(nn.Module):
 
 
 def definitions() -> dict[Any, Callable[..., Tensor]]:
-    """In plain torch, what the operators compute by which TorchRec makes offsets of lengths; empty where TorchRec is absent."""
+    """TorchRec's operators that make offsets of lengths and regroup pooled vectors, in plain torch; empty without TorchRec."""
     try:
-        return {torch.ops.fbgemm.asynchronous_complete_cumsum.default: _complete_cumsum}
+        return {
+            torch.ops.fbgemm.asynchronous_complete_cumsum.default: _complete_cumsum,
+            torch.ops.fbgemm.permute_pooled_embs.default: _permuted,
+            torch.ops.fbgemm.permute_pooled_embs_auto_grad.default: _permuted,
+        }
     except AttributeError:
         return {}
 
 
 def _complete_cumsum(lengths: Tensor) -> Tensor:
     return nn.functional.pad(lengths.cumsum(-1, dtype=lengths.dtype), (1, 0))
+
+
+def _permuted(
+    pooled: Tensor, offsets: Tensor, order: Tensor, _inverse_offsets: Tensor, _inverse: Tensor
+) -> Tensor:
+    """Blocks of columns in another order.
+
+    Args:
+        pooled: float32 [B, D].
+        offsets: First column of each block, and D at the end: int64 [blocks + 1].
+        order: For each block of the result, its number among the given ones: int64 [blocks].
+    """
+    lengths = offsets.diff()[order]
+    # A column of the result lies this much further left or right in `pooled`.
+    shifts = offsets[order] - (lengths.cumsum(0) - lengths)
+    width = pooled.shape[1]
+    columns = torch.arange(width, device=pooled.device)
+    shifts = shifts.to(pooled.device).repeat_interleave(lengths, output_size=width)
+    return pooled.index_select(1, columns + shifts)
 
 
 def _parts(value: Any) -> Any:
