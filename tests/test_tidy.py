@@ -36,7 +36,13 @@ UNSAFE_CRATES = {
 }
 
 # Crates that may open sockets. Programs in `tests` and `examples` that only tests run may too.
-SOCKET_CRATES = {"rowmill-remote", "rowmill-server", "rowmill-serve", "rowmill-storage-node"}
+SOCKET_CRATES = {
+    "rowmill-remote",
+    "rowmill-server",
+    "rowmill-serve",
+    "rowmill-storage-node",
+    "rowmill-host",
+}
 SOCKETS = r"\b(Tcp|Unix|Udp)(Stream|Listener|Socket|Datagram)\b|\b(tokio|std|unix)::net\b|\blibc::socket\b"
 # Packages that open sockets for their callers.
 SOCKET_PACKAGES = {
@@ -79,6 +85,7 @@ CRATE_IMPORTS = {
     },
     "rowmill-nvme": {"rowmill-io"},
     "rowmill-storage-node": {"rowmill-io", "rowmill-nvme", "rowmill-server"},
+    "rowmill-host": {"rowmill-rows", "rowmill-io", "rowmill-nvme"},
     "rowmill-testkit": {"rowmill-splitmix", "rowmill-io"},
     "rowmill-python": {
         "rowmill-rows",

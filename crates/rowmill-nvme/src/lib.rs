@@ -44,7 +44,7 @@ pub use host::{
 pub use identify::{IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, cns};
 pub use log::{
     DiscoveryEntry, DiscoveryHeader, Endpoint, ErrorEntry, ErrorPlace, Health, SupportedCommands, TableEntry,
-    TableIndex, TablesHeader, encode_tables, page, parse_tables,
+    TableIndex, TablesHeader, encode_tables, page, parse_tables, tables_bytes,
 };
 pub use pdu::{CommonHeader, Digests, Fatal, FatalReason, Initialize, Kind, Side, Terminate, Transfer};
 pub use vendor::{

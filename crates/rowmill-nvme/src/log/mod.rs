@@ -12,7 +12,7 @@ pub use discovery::{DiscoveryEntry, DiscoveryHeader, Endpoint};
 pub(crate) use errors::ErrorLog;
 pub use errors::{ErrorEntry, ErrorPlace};
 pub use health::Health;
-pub use tables::{TableEntry, TableIndex, TablesHeader, encode_tables, parse_tables};
+pub use tables::{TableEntry, TableIndex, TablesHeader, encode_tables, parse_tables, tables_bytes};
 
 /// Identifiers of log pages.
 pub mod page {

@@ -102,6 +102,14 @@ pub fn encode_tables(tables: &[TableEntry], generation: u64) -> Vec<u8> {
     bytes
 }
 
+/// Bytes of the whole page, from its beginning; `None` if that is malformed.
+pub fn tables_bytes(page: &[u8]) -> Option<usize> {
+    let (header, _) = TablesHeader::read_from_prefix(page).ok()?;
+    let entries = header.tables.get() as usize;
+    (header.version.get() == VENDOR_VERSION)
+        .then(|| size_of::<TablesHeader>() + entries * usize::from(header.entry_bytes.get()))
+}
+
 /// The header and the tables of a page; `None` if it is malformed.
 pub fn parse_tables(page: &[u8]) -> Option<(TablesHeader, Vec<TableEntry>)> {
     let (header, rest) = TablesHeader::read_from_prefix(page).ok()?;
@@ -148,7 +156,7 @@ mod tests {
         let dense = TableIndex::Dense { rows: 1 << 33, block: 5, stride: 64 };
         let tables = vec![table(7, TableIndex::Hash), table(8, dense)];
         let page = encode_tables(&tables, 9);
-        assert_eq!(page.len(), 16 + 2 * 296);
+        assert_eq!((page.len(), tables_bytes(&page[..16])), (16 + 2 * 296, Some(16 + 2 * 296)));
         let (header, parsed) = parse_tables(&page).unwrap();
         assert_eq!((parsed, header.generation.get()), (tables, 9));
         for (at, value) in [(0, 2), (2, 0), (4, 3), (16 + 28, 9), (16 + 29, 2), (16 + 32, 0xff)] {
