@@ -44,6 +44,7 @@ _TRAIN_SECTIONS = ("data", "model", "gnn", "rows", "store", "train", "checkpoint
 _METAVARS = {int: "N", float: "X", str: "SIZE", Path: "PATH"}
 _COUNT_DIGITS = 6
 _CHECKPOINT_DIGITS = 18
+_RESUME = " with --resume"
 _RUN = "folder of a run (--out of rowmill train), or the folder of its rows"
 _BAD_INPUT = (
     BundleExists,
@@ -58,7 +59,10 @@ _BAD_INPUT = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     parsed = _parser().parse_args(arguments)
-    return exit_code(lambda: parsed.command(parsed), "rowmill", parsed.interrupted)
+    interrupted: str = parsed.interrupted
+    if getattr(parsed, "continued", None) is not None:
+        interrupted = interrupted.removesuffix(_RESUME)
+    return exit_code(lambda: parsed.command(parsed), "rowmill", interrupted)
 
 
 def exit_code(command: Callable[[], int], program: str, interrupted: str) -> int:
@@ -106,11 +110,19 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--config", type=_path, metavar="FILE", help="TOML file with settings; flags override it"
     )
+    train.add_argument(
+        "--continue",
+        dest="continued",
+        type=_path,
+        metavar="RUN",
+        help="train the click model in RUN, the --out of an earlier command, on new data; settings that are not given "
+        "are those of RUN",
+    )
     for section in _TRAIN_SECTIONS:
         _add_flags(train, section)
     train.set_defaults(
         command=_train,
-        interrupted="; to continue from the last checkpoint, run the same command with --resume",
+        interrupted=f"; to continue from the last checkpoint, run the same command{_RESUME}",
     )
 
     export = commands.add_parser(
@@ -360,7 +372,10 @@ def _train(parsed: argparse.Namespace) -> int:
     flags = {
         key: value for section in _TRAIN_SECTIONS for key, value in _flags(parsed, section).items()
     }
-    config = load_config(parsed.config, flags)
+    if parsed.continued is None:
+        config = load_config(parsed.config, flags)
+    else:
+        config = _continued(parsed.continued, parsed.config, flags)
     if config.data.path is None:
         raise ConfigError(
             "no data: pass a click log, or the folder or file of a graph, with --data, or set path in [data] of the "
@@ -389,6 +404,25 @@ def _train(parsed: argparse.Namespace) -> int:
     report = train(config, console)
     _print_result(report, config, console)
     return 0
+
+
+def _continued(run: Path, file: Path | None, flags: dict[tuple[str, str], Any]) -> Config:
+    """The settings of a run that is trained on new data: its own, overridden by a file and by flags."""
+    for section, key in (
+        ("train", "out"),
+        ("train", "resume"),
+        ("train", "replace"),
+        ("store", "path"),
+    ):
+        if (section, key) in flags:
+            flag = settings_of(section)[key][1].flag
+            raise ConfigError(f"--continue {run} names the run to go on with: drop {flag}")
+    with _importing():
+        from rowmill.train.saved_files import saved_settings
+
+    train = {"out": run, "resume": True, "replace": False, "continues": True}
+    here = {("train", key): value for key, value in train.items()}
+    return load_config(file, {**flags, **here}, saved_settings(run))
 
 
 def _print_result(report: dict[str, Any], config: Config, console: Any) -> None:

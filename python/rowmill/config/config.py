@@ -71,6 +71,10 @@ class Config:
                 "train.resume continues the run in --out and train.replace begins a new one there: drop --replace to "
                 "continue, or --resume to begin"
             )
+        if self.train.continues and not self.train.resume:
+            raise ConfigError(
+                "train.continues goes on with the run in --out: set train.resume too, or pass --continue RUN"
+            )
         if self.train.plain and self.train.replace:
             raise ConfigError(
                 "train.replace needs a store, because a plain run makes no checkpoint: drop --plain or --replace"
@@ -154,12 +158,17 @@ USUAL_MODELS = {"kge": "complex", "gnn": "graphsage"}
 """Default model of each task but `ctr`, because these tasks cannot train the default of `ModelConfig.kind`."""
 
 
-def load_config(path: Path | None, flags: Mapping[tuple[str, str], Any] | None = None) -> Config:
+def load_config(
+    path: Path | None,
+    flags: Mapping[tuple[str, str], Any] | None = None,
+    saved: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Config:
     """Read a config file, if any, and override its values with flags.
 
     Args:
         path: A TOML file, or None.
         flags: Values by (section, key), as text or typed.
+        saved: Values by section and key that the file and flags override, in place of the defaults.
 
     Raises:
         ConfigError: The file cannot be read, or a section, key or value is invalid.
@@ -181,6 +190,8 @@ def load_config(path: Path | None, flags: Mapping[tuple[str, str], Any] | None =
             raise ConfigError(
                 f"{name} = {values!r}, but {name} is a section: write [{name}] and its keys below it"
             )
+    for name, values in (saved or {}).items():
+        content[name] = {**values, **content.get(name, {})}
     for (section, key), value in (flags or {}).items():
         content.setdefault(section, {})[key] = value
     for task, usual in USUAL_MODELS.items():

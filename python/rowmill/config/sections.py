@@ -395,6 +395,9 @@ class TrainConfig:
             "--replace",
         ),
     ] = False
+    continues: Annotated[
+        bool, Setting("go on with the run in --out as --continue does; needs resume")
+    ] = False
     plain: Annotated[
         bool,
         Setting(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from rowmill.train.identity import identity_of
+from rowmill.train.identity import CHECKSUM, DATA_ROWS, TRAIN_ROWS, identity_of
 
 if TYPE_CHECKING:
     from rowmill.config.config import Config
@@ -26,9 +26,9 @@ def click_identity(
         if source.schema.histories
         else None,
         "item_ids": source.schema.item_ids if config.model.kind == "two_tower" else None,
-        "data rows": source.rows,
-        "train rows": train_rows,
-        "checksum of the first rows": _check_of_first_rows(source),
+        DATA_ROWS: source.rows,
+        TRAIN_ROWS: train_rows,
+        CHECKSUM: _check_of_first_rows(source),
         "vocabulary": vocabulary,
         **{f"data.{key}": settings["data"][key] for key in ("ids", "buckets", "min_count")},
         **identity_of(config),

@@ -13,11 +13,10 @@ from rowmill.distributed import Checkpoint, Pipeline, ShardedCollection
 from rowmill.nn.ragged import RaggedBatch
 from rowmill.train.backend import device_name
 from rowmill.train.folder import ranks_folder
-from rowmill.train.identity import check_same_run
 from rowmill.train.out import remember_begun
 from rowmill.train.rows import RowCounters, StoredRows
 from rowmill.train.run_files import read_run_file
-from rowmill.train.state import files_of
+from rowmill.train.state import check_goes_on, files_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -206,7 +205,12 @@ def open_ranked_rows(
         if checkpoint.position is not None:
             for name in files_of(checkpoint.position).values():
                 read_run_file(path, name)
-            check_same_run(checkpoint.position["identity"], identity)
+            check_goes_on(
+                checkpoint.position,
+                identity,
+                data=str(config.data.path),
+                continues=config.train.continues,
+            )
         tables = new_tables(store, config, source, way)
         yield RankedClickRows(
             config,

@@ -161,7 +161,8 @@ def open_ranked_clicks(
         able=lambda: check_gpus(backend, here.local_count),
     )
     device = dense_device(backend, here.local_rank)
-    ended = "rowmill: ended by SIGTERM; to continue from the last checkpoint, run the same command with --resume"
+    resume = "" if config.train.continues else " with --resume"
+    ended = f"rowmill: ended by SIGTERM; to continue from the last checkpoint, run the same command{resume}"
     try:
         ranks = Ranks(timeout_s=_WAIT_S)
         with (
@@ -221,6 +222,7 @@ def _open_log(config: Config, console: Console, ranks: Ranks) -> Log:
         # These settings may change when a run resumes, but must be equal on all ranks.
         now = {
             "train.resume": config.train.resume,
+            "train.continues": config.train.continues,
             "train.checkpoint_every": config.train.checkpoint_every,
         }
         return log, log.identity | now

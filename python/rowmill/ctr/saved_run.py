@@ -90,7 +90,7 @@ class SavedRun:
                 f"{folder} is of a run with train.task = {config.train.task!r}: only click models (--task ctr) can be "
                 "exported or predicted"
             )
-        schema = _schema(read_run_file(folder, names["schema"]))
+        schema = schema_from(read_run_file(folder, names["schema"]))
         values = read_run_file(folder, names["vocabulary"]) if "vocabulary" in names else None
         return cls(folder, config, schema, _way(config, schema, values), state, parts)
 
@@ -181,7 +181,8 @@ def _config(content: dict[str, Any]) -> Config:
     return Config(**{name: section_from(name, values) for name, values in sections.items()})
 
 
-def _schema(content: dict[str, Any]) -> Schema:
+def schema_from(content: dict[str, Any]) -> Schema:
+    """The columns of a log, from the file of a run."""
     histories = tuple((column, of) for column, of in content.pop("histories"))
     lists: dict[str, Any] = {
         key: tuple(cast("list[Any]", value)) if isinstance(value, list) else value

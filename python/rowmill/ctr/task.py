@@ -23,9 +23,11 @@ from rowmill.ctr.identity import click_identity
 from rowmill.ctr.metrics import ClickMetrics, ListMetrics
 from rowmill.ctr.models import DIEN
 from rowmill.ctr.rows import plain_rows, stored_rows
+from rowmill.ctr.saved_run import schema_from
 from rowmill.train.backend import CPU
 from rowmill.train.dense import dense_optimizer, dense_precision
 from rowmill.train.rows import row_optimizer
+from rowmill.train.saved_files import saved_file
 from rowmill.train.state import dense_parameters
 from rowmill.train.task import announced
 
@@ -65,6 +67,11 @@ class Log:
     @classmethod
     def open(cls, config: Config, console: Console) -> Log:
         """Open the log of the settings; generate it first if the settings ask for it."""
+        if config.train.continues and config.data.ids == "vocabulary":
+            raise ConfigError(
+                f"cannot continue: the run in {config.train.out} has data.ids = 'vocabulary', which was fitted to its first "
+                "data; start a new run with another --out, and with --ids full or hash"
+            )
         source, sequences = _open_data(config, console)
         train_rows = _train_rows(config, source, sequences)
         way = id_way(
@@ -248,11 +255,16 @@ def _open_data(config: Config, console: Console) -> tuple[Source, Sequences | No
         make_sequences(path, config.sequences)
     check_log(path)  # Before the columns that the model needs: a missing log has none.
     sequences = load_sequences(path) if config.data.schema is None else None
-    schema = CRITEO if config.data.schema is None else load_schema(config.data.schema)
-    if config.generate is not None and config.data.schema is None:
-        schema = generated_schema(config.generate)
-    if sequences is not None:
+    if config.data.schema is not None:
+        schema = load_schema(config.data.schema)
+    elif sequences is not None:
         schema = sequences.schema
+    elif config.generate is not None:
+        schema = generated_schema(config.generate)
+    elif config.train.continues:
+        schema = schema_from(saved_file(config.train.out, "schema"))
+    else:
+        schema = CRITEO
     return open_source(path, schema_for(config.model, schema)), sequences
 
 

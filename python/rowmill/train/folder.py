@@ -187,8 +187,8 @@ def check_is_of_a_run(store: Store, folder: Path) -> None:
 def _check_is_new(rows: Path, moved: Path, flag: str) -> None:
     if (found := FoundRun.look(rows, flag)) is not None:
         raise ConfigError(
-            f"{rows} has the checkpoint of a run ({found}): pass --resume to continue it, another {flag} for a new run, or "
-            f"--replace for a new run in its place; --replace keeps the old one as {moved}.replaced until the new one has "
+            f"{rows} has the checkpoint of a run ({found}): pass --resume to continue it, another {flag} for a new run, "
+            f"--continue {moved if flag == '--out' else 'OUT'} to train it on new data, or --replace for a new run in its place; --replace keeps the old one as {moved}.replaced until the new one has "
             "its first checkpoint"
         )
 

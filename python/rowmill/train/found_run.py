@@ -59,9 +59,8 @@ class FoundRun:
         """
         if not has_checkpoint(rows):
             return None
-        of_ranks = (rows / CHECKPOINT_FILE).exists()
         try:
-            described = _of_ranks(rows) if of_ranks else _of_one(rows)
+            described = described_run(rows)
         except StoreCorrupt as error:
             raise ConfigError(
                 f"{rows} has a checkpoint that cannot be read ({error}): restore the folder from a copy, remove it, or "
@@ -69,7 +68,8 @@ class FoundRun:
             ) from None
         if described is None:
             raise of_no_run(rows, flag)
-        named = rows / (CHECKPOINT_FILE if of_ranks else "MANIFEST")
+        manifest = rows / CHECKPOINT_FILE
+        named = manifest if manifest.exists() else rows / "MANIFEST"
         return cls(
             # Checkpoints older than the setting are of click models.
             task=json.loads(described["identity"]).get("train.task", "ctr"),
@@ -85,6 +85,15 @@ class FoundRun:
 def has_checkpoint(rows: Path) -> bool:
     """Whether a folder of rows has a checkpoint, of one process or of many ranks."""
     return (rows / CHECKPOINT_FILE).exists() or (rows / "MANIFEST").exists()
+
+
+def described_run(rows: Path) -> Mapping[str, str] | None:
+    """The result of `Run.described` at the last checkpoint in a folder of rows; None if it is of no run.
+
+    Raises:
+        StoreCorrupt: The checkpoint cannot be read.
+    """
+    return _of_ranks(rows) if (rows / CHECKPOINT_FILE).exists() else _of_one(rows)
 
 
 def is_of_ranks(names: list[str]) -> bool:

@@ -1,4 +1,8 @@
-"""The identity of a run: settings and properties of the data that must be equal when it resumes."""
+"""The identity of a run: settings and properties of the data that must be equal when it resumes.
+
+It has three kinds of entries. *Structure* never changes. *Rates and policies* are fixed within a part of the data, and may
+change when `--continue` begins the next part. *Data* describes the current part.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,58 @@ if TYPE_CHECKING:
 
     from rowmill.config.config import Config
 
+DATA_ROWS = "data rows"
+TRAIN_ROWS = "train rows"
+CHECKSUM = "checksum of the first rows"
 
-def check_same_run(saved: str, identity: Mapping[str, Any]) -> None:
-    """Raise `ConfigError`, naming the first difference, if a saved identity (JSON) differs from `identity`."""
+_DATA = frozenset({DATA_ROWS, TRAIN_ROWS, CHECKSUM})
+_RATES_AND_POLICIES = frozenset(
+    {
+        "rows.lr",
+        "train.dense_lr",
+        "train.dense_decay_from",
+        "train.epochs",
+        "train.batch",
+        "train.log_every",
+        "train.in_flight",
+        "train.rows_on_wire",
+        "store.staleness_bound",
+    }
+)
+
+
+def check_same_run(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Raise `ConfigError`, naming the first difference, if a saved identity differs from `identity`."""
+    if (found := _first_difference(saved, identity)) is not None:
+        raise ConfigError(
+            f"cannot resume: {found}; use the settings of the first run, or start a new run with another --out"
+        )
+
+
+def check_same_part(saved: Mapping[str, Any], identity: Mapping[str, Any], data: str) -> None:
+    """As `check_same_run`, for a run that goes on with data that it has begun to train on."""
+    if (found := _first_difference(saved, identity)) is not None:
+        raise ConfigError(
+            f"cannot continue: {found}, but {data} is already a part of this run: give the setting that the part began "
+            "with; it may change with the next data"
+        )
+
+
+def check_same_structure(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Raise `ConfigError`, naming the first difference, if the structure of a saved identity differs."""
+    structure = {
+        key: value
+        for key, value in identity.items()
+        if key not in _DATA and key not in _RATES_AND_POLICIES
+    }
+    if (found := _first_difference(saved, structure)) is not None:
+        raise ConfigError(
+            f"cannot continue: {found}, which is fixed for all data of a run: drop the setting, or start a new run with "
+            "another --out"
+        )
+
+
+def _first_difference(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> str | None:
     # Values of settings that older checkpoints do not have.
     before: dict[str, Any] = {
         "rows.dtype": "fp32",
@@ -25,13 +78,11 @@ def check_same_run(saved: str, identity: Mapping[str, Any]) -> None:
         "model.heads": 2,
         "model.auxiliary": 1.0,
     }
-    before |= json.loads(saved)
+    before |= saved
     for key, value in json.loads(json.dumps(identity)).items():
         if before.get(key) != value:
-            raise ConfigError(
-                f"cannot resume: {key} was {before.get(key)!r} and is {value!r}; "
-                "use the settings of the first run, or start a new run with another --out"
-            )
+            return f"{key} was {before.get(key)!r} and is {value!r}"
+    return None
 
 
 def identity_of(config: Config) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class RunProgress:
         done: Examples that earlier parts of the run trained on.
         curve: Points that a resumed run already has. TensorBoard events from the last of these on are purged, because
             the resumed run writes them again.
+        tested: Whether the run was tested at the last of these points: then only later events are purged.
     """
 
     def __init__(
@@ -50,17 +51,18 @@ class RunProgress:
         total: int,
         done: int,
         curve: Sequence[dict[str, Any]] = (),
+        tested: bool = False,
     ) -> None:
         self._console = console
         self._figures = figures
         self._total = total
-        self._next_line = done
+        self._next_line = self._begun = done
         last = curve[-1] if curve else None
         self._events = None
         if events is not None:
-            purge_step = 0 if last is None else int(last["step"])
+            purge_step = 0 if last is None else int(last["step"]) + tested
             self._events = SummaryWriter(str(events), purge_step=purge_step)
-        if last is not None:
+        if last is not None and not tested:
             self._record(last)
         self._progress = Progress(
             TextColumn("[bold]train"),
@@ -100,7 +102,7 @@ class RunProgress:
                 soft_wrap=True,
             )
             if not validated:
-                self._next_line = done + self._total // 10
+                self._next_line = done + (self._total - self._begun) // 10
 
     def flush(self) -> None:
         """Write the events to disk. Call it before a checkpoint: a resumed run does not show these points again."""

@@ -16,10 +16,9 @@ from rowmill.config.setting import ConfigError
 from rowmill.optim.specs import optimizer_from_dict
 from rowmill.store.eviction import TTL, LeastFrequent, LowestNorm, MinCount
 from rowmill.train.folder import check_is_of_a_run, make_out, store_folder
-from rowmill.train.identity import check_same_run
 from rowmill.train.in_flight import StepsInFlight
 from rowmill.train.run_files import FILES_ATTACHMENT, read_run_file
-from rowmill.train.state import ATTACHMENT, described_in, files_of
+from rowmill.train.state import ATTACHMENT, check_goes_on, described_in, files_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -208,7 +207,12 @@ def open_rows(config: Config, *, threads: int, identity: dict[str, Any]) -> Gene
                 described = described_in(packed)
                 for name in files_of(described).values():
                     read_run_file(path, name)
-                check_same_run(described["identity"], identity)
+                check_goes_on(
+                    described,
+                    identity,
+                    data=str(config.data.path),
+                    continues=config.train.continues,
+                )
         yield store
 
 

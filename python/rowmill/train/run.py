@@ -5,6 +5,7 @@ Examples of commands that run it:
     rowmill train --data clicks.parquet --out out/clicks
     rowmill train --config examples/quickstart.toml
     rowmill train --config examples/quickstart.toml --resume
+    rowmill train --continue out/clicks --data tomorrow.parquet
     rowmill train --task kge --data graph --out out/graph
     rowmill train --task gnn --data nodes.npz --out out/nodes
     torchrun --nproc-per-node 2 --no-python rowmill train --data clicks.parquet --out out/clicks
@@ -73,16 +74,25 @@ class TrainingDiverged(RowmillError):
 def train(config: Config, console: Console) -> dict[str, Any]:
     """Train, test, and write `report.json`, `report.html` and TensorBoard events into the run's folder.
 
-    For a resumed run that is already complete, only a missing report is written.
+    For a resumed run that is already complete, only a missing report is written. For one that is continued with data that it
+    was trained on before, nothing is done.
 
     Returns:
         The content of `report.json`.
     """
     with open_trainer(config, console) as trainer:
         state, out = trainer.state, trainer.config.train.out
+        if (number := trainer.run.repeated) is not None:
+            console.print(
+                f"Nothing to do: {config.data.path} is part {number} of the data that this run was trained on",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+            return read_report(out) or trainer.report(state.parts[number - 1].test)
         if state.test is None:
-            # The folder may have the report of an earlier run.
-            if is_first():
+            # The folder may have the report of an earlier run. That of the part before stays until the first checkpoint.
+            if is_first() and not state.begins_part:
                 clear_report(out)
         elif (report := read_report(out)) is not None:
             console.print(
@@ -96,7 +106,7 @@ def train(config: Config, console: Console) -> dict[str, Any]:
                 f"The run is complete, at step {state.step:,}: writing the missing report",
                 highlight=False,
             )
-        total = config.train.epochs * trainer.train_rows
+        total = state.examples_before + config.train.epochs * trainer.train_rows
         with RunProgress(
             console,
             out / "events" if is_first() else None,
@@ -104,6 +114,7 @@ def train(config: Config, console: Console) -> dict[str, Any]:
             total=total,
             done=trainer.rows_seen,
             curve=state.curve,
+            tested=state.begins_part,
         ) as progress:
             if state.test is None:
                 trainer.fit(progress)
@@ -177,6 +188,8 @@ class Trainer:
         conditions = bit_conditions(step_threads(config)) | rank_conditions(config)
         files = RunFiles({"config": _settings(config), **task.described()})
         self.run = Run(task.model, task.optimizer, task.identity, conditions, files)
+        self.run.state.data = str(config.data.path)
+        self.run.continues = config.train.continues
         self._replacement = Replacement.found(config.train.out) if is_first() else None
         self._counts_before: dict[str, int] = {}
         self._pipeline = self.rows.pipeline(task.look_up, config.train.in_flight)
@@ -190,8 +203,8 @@ class Trainer:
 
     @property
     def rows_seen(self) -> int:
-        """Examples trained on so far, over all epochs."""
-        return self.state.epoch * self.train_rows + self.state.row
+        """Examples trained on so far, over all epochs and parts of the data."""
+        return self.state.examples_before + self.state.epoch * self.train_rows + self.state.row
 
     def fit(self, progress: RunProgress) -> None:
         """Train to the end of the last epoch; return at once if the run has already reached it."""
@@ -265,10 +278,13 @@ class Trainer:
         )
 
     def _dense_rate(self) -> float:
-        """The dense learning rate of this step: constant, then linear to 0 at the end of the last epoch."""
+        """The dense learning rate of this step: constant, then linear to 0 at the end of the part's last epoch."""
         train = self.config.train
         steps = train.epochs * -(-self.train_rows // train.batch)
-        left = (steps - self.state.step) / (steps * max(1.0 - train.dense_decay_from, 1e-9))
+        done = self.state.step - self.state.steps_before
+        if train.dense_decay_from == 1:
+            return train.dense_lr
+        left = (steps - done) / (steps * (1.0 - train.dense_decay_from))
         return train.dense_lr * min(left, 1.0)
 
     def test(self) -> dict[str, float | None]:
@@ -279,6 +295,9 @@ class Trainer:
         """Write one checkpoint of rows and run state, and start pushing it if `checkpoint.push` is set."""
         self.state.counts = self._counts()
         self.rows.save(self.run, new_version(self.config.checkpoint, self.state))
+        if self.state.test is None and is_first():
+            # It is of the part before.
+            clear_report(self.config.train.out)
         self._remove_replaced()
         if self.pusher is not None:
             self.pusher.begin()
@@ -291,12 +310,21 @@ class Trainer:
             return
         self._remove_replaced()
         self._counts_before = self.state.counts
-        if self.state.epoch < self.config.train.epochs:
+        if self.run.repeated is None and self.state.epoch < self.config.train.epochs:
             # train.epochs was raised after the run was complete, so it will be tested again.
             self.state.test = None
-        if self.state.test is None:
+        if self.run.repeated is None and self.state.test is None:
+            begins = "Beginning" if self.state.begins_part else "Resuming"
+            part = (
+                f" of part {len(self.state.parts) + 1}, {self.state.data}"
+                if self.state.parts
+                else ""
+            )
             console.print(
-                f"Resuming at step {self.state.step:,}, row {self.rows_seen:,}", highlight=False
+                f"{begins} at step {self.state.step:,}, row {self.rows_seen:,}{part}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
             )
             for change in changed:
                 console.print(
@@ -333,6 +361,7 @@ class Trainer:
                 **self.rows.summary(),
                 **self._counts(),
             },
+            "parts": [vars(part) for part in state.parts],
             "curve": state.curve,
         }
 
@@ -401,6 +430,6 @@ class Trainer:
 def _settings(config: Config) -> dict[str, Any]:
     """The settings as a file of the run has them: a run that is resumed writes the same file."""
     settings = config.as_dict()
-    for name in ("resume", "replace"):
+    for name in ("resume", "replace", "continues"):
         del settings["train"][name]
     return settings

@@ -5,13 +5,22 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
 
+from rowmill.config.setting import ConfigError
 from rowmill.nn import dense_state_dict, load_dense_state_dict
-from rowmill.train.identity import check_same_run
+from rowmill.train.identity import (
+    CHECKSUM,
+    DATA_ROWS,
+    TRAIN_ROWS,
+    check_same_part,
+    check_same_run,
+    check_same_structure,
+)
+from rowmill.train.parts import Part, check_new, numbered
 from rowmill.train.run_files import RunFiles
 
 if TYPE_CHECKING:
@@ -24,12 +33,16 @@ ATTACHMENT = "rowmill.train"
 class RunState:
     """Position in the data, and measurements so far.
 
-    `counts` are counters of the rows over the whole run, restarts included. `test` is None until the run is complete.
+    `data` is the path of the current part of the data, `epoch` and `row` the position in it, and `test` is None until it is
+    complete. Everything else is of the whole run: `parts` are the parts before, and `counts` counters of the rows, restarts
+    included.
     """
 
     epoch: int = 0
     row: int = 0
     step: int = 0
+    data: str = ""
+    parts: list[Part] = field(default_factory=list[Part])
     seconds: float = 0.0
     looked_up: int = 0
     cold: int = 0
@@ -37,6 +50,39 @@ class RunState:
     counts: dict[str, int] = field(default_factory=dict[str, int])
     curve: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     test: dict[str, float | None] | None = None
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The state that `as_json` wrote; older ones lack some values."""
+        values = json.loads(text)
+        return cls(**values | {"parts": [Part(**part) for part in values.get("parts", [])]})
+
+    def as_json(self) -> str:
+        """All values, as JSON."""
+        return json.dumps({**vars(self), "parts": list(map(vars, self.parts))})
+
+    @property
+    def steps_before(self) -> int:
+        """Steps before the current part."""
+        return self.parts[-1].steps if self.parts else 0
+
+    @property
+    def examples_before(self) -> int:
+        """Examples trained on before the current part."""
+        return self.parts[-1].examples if self.parts else 0
+
+    @property
+    def begins_part(self) -> bool:
+        """Whether nothing of the current part has been trained on, and there are parts before it."""
+        return bool(self.parts) and self.epoch == self.row == 0 and self.test is None
+
+    def next_part(self, saved: Mapping[str, Any], data: str) -> None:
+        """End the current part, which has this saved identity, and begin the next one."""
+        assert self.test is not None, "the part is complete"
+        examples = self.examples_before + self.epoch * saved[TRAIN_ROWS]
+        done = Part(self.data, saved[DATA_ROWS], saved[CHECKSUM], self.step, examples, self.test)
+        self.parts.append(done)
+        self.data, self.epoch, self.row, self.test = data, 0, 0, None
 
     @property
     def hit_rate(self) -> float | None:
@@ -62,6 +108,8 @@ class Run:
         conditions: Further conditions of bit-identical results.
         files: Files for export and prediction, written beside the checkpoint.
         state: Position and measurements.
+        continues: Whether to begin the next part, if the data is not that of the current one.
+        repeated: The number of the earlier part that has the data, if there is one: nothing is to be done.
     """
 
     model: nn.Module
@@ -70,24 +118,35 @@ class Run:
     conditions: Mapping[str, Any]
     files: RunFiles = field(default_factory=lambda: RunFiles({}))
     state: RunState = field(default_factory=RunState)
+    continues: bool = False
+    repeated: int | None = None
 
     def described(self) -> dict[str, str]:
         """Identity, conditions and state, each as JSON."""
         return {
             "identity": json.dumps(self.identity, sort_keys=True),
             "conditions": json.dumps(self.conditions, sort_keys=True),
-            "state": json.dumps(vars(self.state)),
+            "state": self.state.as_json(),
             "files": json.dumps(self.files.names),
         }
 
     def go_on(self, described: Mapping[str, str]) -> list[str]:
-        """Take over the state of a described run; raises `ConfigError` if the identities differ.
+        """Take over the state of a described run, as `check_goes_on` says; with `continues`, begin the next part.
 
         Returns:
             The changed conditions, each as `name was x and is y`.
         """
-        check_same_run(described["identity"], self.identity)
-        self.state = RunState(**json.loads(described["state"]))
+        data = self.state.data
+        begins = check_goes_on(described, self.identity, data=data, continues=self.continues)
+        saved, self.state = (
+            json.loads(described["identity"]),
+            RunState.from_json(described["state"]),
+        )
+        self.repeated = numbered(self.state.parts, self.identity)
+        if not begins:
+            self.state.data = data
+        elif self.repeated is None:
+            self.state.next_part(saved, data)
         # Checkpoints older than the device setting have dense halves on the CPU.
         before = {"device": "cpu", **json.loads(described["conditions"])}
         return [
@@ -119,6 +178,44 @@ class Run:
         return changed
 
 
+def check_goes_on(
+    described: Mapping[str, str], identity: Mapping[str, Any], *, data: str, continues: bool
+) -> bool:
+    """Whether a run with this identity would leave the current part of a described run.
+
+    Args:
+        described: The result of `Run.described`.
+        identity: The identity of the run that would go on.
+        data: The path of its data, for messages.
+        continues: Whether it may begin another part.
+
+    Raises:
+        ConfigError: It cannot go on: a setting or the data differs, or the current part is not complete.
+    """
+    saved, state = json.loads(described["identity"]), RunState.from_json(described["state"])
+    if not continues:
+        if state.parts and saved[CHECKSUM] != identity[CHECKSUM]:
+            raise ConfigError(
+                f"cannot resume: {data} is not the last data of this run, {state.data}: pass that with --data, or train "
+                "on new data with --continue"
+            )
+        check_same_run(saved, identity)
+        return False
+    if (saved[DATA_ROWS], saved[CHECKSUM]) == (identity[DATA_ROWS], identity[CHECKSUM]):
+        check_same_part(saved, identity, data)
+        return False
+    check_same_structure(saved, identity)
+    if numbered(state.parts, identity) is None:
+        current = Part(state.data, saved[DATA_ROWS], saved[CHECKSUM], state.step, 0, {})
+        check_new([*state.parts, current], identity, data)
+        if state.test is None:
+            raise ConfigError(
+                f"cannot continue with {data}: this run has not finished part {len(state.parts) + 1} of its data, "
+                f"{state.data or 'its first data'}, and is at step {state.step:,}: pass that with --data first"
+            )
+    return True
+
+
 def described_in(packed: bytes) -> dict[str, str]:
     """The result of `Run.described` at the time a run was packed."""
     content = unpacked(packed)
@@ -133,7 +230,7 @@ def files_of(described: Mapping[str, Any]) -> dict[str, str]:
 
 def progress_of(described: Mapping[str, str]) -> str:
     """The position of a described run as text."""
-    state = RunState(**json.loads(described["state"]))
+    state = RunState.from_json(described["state"])
     step = f"step {state.step:,}"
     return f"{step} ({state.curve[-1]['rows']:,} rows)" if state.curve else step
 

@@ -140,6 +140,11 @@ def check_task(config: Config, *, data: str, models: Iterable[str], what: str) -
         models: Names of the task's models.
         what: What these models are for, for messages.
     """
+    if config.train.continues:
+        raise ConfigError(
+            f"--continue works only with click models, and not with --task "
+            f"{config.train.task}: start a new run with another --out"
+        )
     if config.data.path is None:
         raise ConfigError(f"data.path is not set: pass {data} with --data")
     if config.model.kind not in models:

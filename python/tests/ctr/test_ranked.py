@@ -262,7 +262,7 @@ def test_all_ranks_refuse_a_new_run_in_a_folder_with_a_checkpoint(
         assert codes == [2] * after
         for text in said:
             assert f"{out}/store has the checkpoint of a run (task ctr, step 4 (200 rows)" in text
-            assert "pass --resume to continue it, another --out for a new run, or --replace" in text
+            assert "pass --resume to continue it, another --out for a new run, --continue" in text
         assert files(out) == kept
 
 

@@ -105,8 +105,8 @@ def test_a_new_run_says_what_is_there_and_what_to_do(
     line = refused(arguments(log, old), old)
     assert re.fullmatch(
         rf"rowmill: {old}/store has the checkpoint of a run \({SAID}\): pass --resume to continue it, another --out for a "
-        rf"new run, or --replace for a new run in its place; --replace keeps the old one as {old}\.replaced until the new "
-        "one has its first checkpoint",
+        rf"new run, --continue {old} to train it on new data, or --replace for a new run in its place; --replace keeps "
+        rf"the old one as {old}\.replaced until the new one has its first checkpoint",
         line,
     )
     check_whole(old / "store")

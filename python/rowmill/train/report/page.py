@@ -63,7 +63,7 @@ def report_page(report: dict[str, Any]) -> str:
     content = (
         f'<div class="grid tiles">{"".join(_tiles(report))}</div>'
         f'<div class="grid charts">{"".join(_charts(report))}</div>'
-        f'<div class="grid charts">{_table("Rows and memory", _readable(run))}'
+        f'<div class="grid charts">{_parts(report)}{_table("Rows and memory", _readable(run))}'
         f"{_table('Settings', _flat(config))}{_table('Machine', _readable(machine))}</div>"
     )
     return html_page(title, lead, content)
@@ -77,6 +77,24 @@ def html_page(title: str, lead: str, content: str) -> str:
         f"<title>rowmill: {escape(title)}</title><style>{_STYLE}</style></head><body>"
         f'<h1>{escape(title)}</h1><p class="soft">{escape(lead)}</p>{content}</body></html>\n'
     )
+
+
+def _parts(report: dict[str, Any]) -> str:
+    """The parts of the data before the current one, each with the metrics of its test."""
+    figures = figures_of(report)
+    parts = {
+        f"{number}. {part['data']}": ", ".join(
+            [
+                f"to step {part['steps']:,}",
+                *(
+                    f"{figure.name} {figure.of(part['test'])}"
+                    for figure in figures.tested(part["test"])
+                ),
+            ]
+        )
+        for number, part in enumerate(report.get("parts", ()), 1)
+    }
+    return _table("Earlier data", parts) if parts else ""
 
 
 def _tiles(report: dict[str, Any]) -> list[str]:
