@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rowmill.errors import ConfigError
+from rowmill.errors import ConfigError as ConfigError
 
 DIM_MAX = 65_536
 FLOAT_MAX = 3e38

@@ -61,7 +61,14 @@ def test_the_printed_report_equals_the_json_report(
     report = json.loads(out.read_text())
     counts = report["counts"]
     assert counts["arrived"] == counts["in_time"] > 3
-    assert counts["wrong"] == counts["failed"] == counts["expired"] == counts["refused"] == counts["late"] == 0
+    assert (
+        counts["wrong"]
+        == counts["failed"]
+        == counts["expired"]
+        == counts["refused"]
+        == counts["late"]
+        == 0
+    )
     assert report["statuses"] == {"200": {"count": counts["arrived"], "first": ""}}
     assert report["goodput_per_s"] == counts["in_time"] / report["seconds"]
     latency = report["latency_ms"]
