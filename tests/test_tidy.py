@@ -186,6 +186,7 @@ PYTHON_LAYERS = (
     {"distributed"},
     {"config", "ctr.settings", "gnn.settings", "kge.settings"},
     {"train"},
+    {"saved"},
     {"ctr", "gnn", "kge"},
     {"integrations"},
     {"conversion", "partition"},

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ops,
         optim,
         partition,
+        saved,
         serve,
         store,
         train,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from rowmill.errors import RowmillError
     from rowmill.nn.ragged import RaggedBatch
     from rowmill.partition.export import export
+    from rowmill.saved.loaded_run import LoadedRun, load
     from rowmill.store.changes import ChangedRows, ChangedTable, Changes
     from rowmill.store.eviction import TTL, LeastFrequent, LowestNorm, LowestScore, MinCount
     from rowmill.store.feed import (
@@ -61,6 +63,7 @@ __all__ = [
     "FeedRollback",
     "FeedRows",
     "LeastFrequent",
+    "LoadedRun",
     "LowestNorm",
     "LowestScore",
     "MinCount",
@@ -85,6 +88,7 @@ __all__ = [
     "init",
     "integrations",
     "kge",
+    "load",
     "nn",
     "open",
     "ops",
@@ -92,6 +96,7 @@ __all__ = [
     "partition",
     "restore",
     "rollback",
+    "saved",
     "serve",
     "store",
     "train",
@@ -107,6 +112,7 @@ __getattr__, __dir__ = lazy(
         "errors": ("RowmillError",),
         "nn.ragged": ("RaggedBatch",),
         "partition.export": ("export",),
+        "saved.loaded_run": ("LoadedRun", "load"),
         "store.changes": ("ChangedRows", "ChangedTable", "Changes"),
         "store.eviction": ("TTL", "LeastFrequent", "LowestNorm", "LowestScore", "MinCount"),
         "store.feed": (
@@ -137,6 +143,7 @@ __getattr__, __dir__ = lazy(
         "ops",
         "optim",
         "partition",
+        "saved",
         "serve",
         "store",
         "train",

@@ -1,4 +1,4 @@
-"""The command `rowmill`: all subcommands but `serve`, `loadtest`, `versions` and `rollback`, which have their own modules.
+"""The command `rowmill`: its parser, and the subcommands that have no module of their own.
 
 Flags come from the fields of `rowmill.config`. Every error is one line on standard error. The exit code is 2 for bad
 input and 1 for a failure of the store or the machine.
@@ -10,17 +10,16 @@ import argparse
 import atexit
 import gc
 import os
-import signal
 import sys
-import threading
-from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from rowmill._extras import extra
+from rowmill.cli.importing import importing
 from rowmill.cli.load import add_loadtest
 from rowmill.cli.serving import add_serve
+from rowmill.cli.trained import RUN, add_trained
 from rowmill.cli.versions import add_versions
 from rowmill.config.config import SECTIONS, load_config, section_from, settings_of
 from rowmill.config.setting import ConfigError
@@ -35,7 +34,7 @@ from rowmill.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
 
     from rowmill.config.config import Config
     from rowmill.train.report.figures import Figure
@@ -45,7 +44,6 @@ _METAVARS = {int: "N", float: "X", str: "SIZE", Path: "PATH"}
 _COUNT_DIGITS = 6
 _CHECKPOINT_DIGITS = 18
 _RESUME = " with --resume"
-_RUN = "folder of a run (--out of rowmill train), or the folder of its rows"
 _BAD_INPUT = (
     BundleExists,
     CheckpointMissing,
@@ -128,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     export = commands.add_parser(
         "export", help="write a trained click model as a bundle, a folder for `rowmill serve`"
     )
-    export.add_argument("run", type=_path, metavar="RUN", help=_RUN)
+    export.add_argument("run", type=_path, metavar="RUN", help=RUN)
     export.add_argument(
         "--out", type=_path, required=True, metavar="BUNDLE", help="new folder for the bundle"
     )
@@ -144,21 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     export.set_defaults(command=_export, interrupted="; no bundle was written")
 
-    predict = commands.add_parser(
-        "predict", help="score the rows of a click log with a trained click model"
-    )
-    predict.add_argument("run", type=_path, metavar="RUN", help=_RUN)
-    predict.add_argument(
-        "--data",
-        type=_path,
-        required=True,
-        metavar="FILE",
-        help="Parquet or TSV file with the columns of the run, or a folder of them",
-    )
-    predict.add_argument(
-        "--out", type=_path, required=True, metavar="FILE", help="new Parquet file for the scores"
-    )
-    predict.set_defaults(command=_predict, interrupted="; no scores were written")
+    add_trained(commands, _path)
 
     inspect = commands.add_parser(
         "inspect", help="print the tables, sizes and most looked-up rows of a store"
@@ -381,7 +365,7 @@ def _train(parsed: argparse.Namespace) -> int:
             "no data: pass a click log, or the folder or file of a graph, with --data, or set path in [data] of the "
             "config file"
         )
-    with _importing():
+    with importing():
         with extra("train"):
             from rich.console import Console
 
@@ -417,7 +401,7 @@ def _continued(run: Path, file: Path | None, flags: dict[tuple[str, str], Any]) 
         if (section, key) in flags:
             flag = settings_of(section)[key][1].flag
             raise ConfigError(f"--continue {run} names the run to go on with: drop {flag}")
-    with _importing():
+    with importing():
         from rowmill.train.saved_files import saved_settings
 
     train = {"out": run, "resume": True, "replace": False, "continues": True}
@@ -472,7 +456,7 @@ def _print_splits(result: dict[str, Any], console: Any) -> None:
 
 
 def _export(parsed: argparse.Namespace) -> int:
-    with _importing():
+    with importing():
         from rowmill.partition.export_run import export_run
 
     notes = export_run(parsed.run, parsed.out, rule=parsed.rule, compile=parsed.compile)
@@ -482,17 +466,8 @@ def _export(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _predict(parsed: argparse.Namespace) -> int:
-    with _importing():
-        from rowmill.ctr.predict import predict
-
-    rows = predict(parsed.run, parsed.data, parsed.out)
-    print(f"wrote the scores of {rows:,} rows to {parsed.out}")
-    return 0
-
-
 def _inspect(parsed: argparse.Namespace) -> int:
-    with _importing():
+    with importing():
         with extra("train"):
             from rich.console import Console
 
@@ -503,7 +478,7 @@ def _inspect(parsed: argparse.Namespace) -> int:
 
 
 def _fsck(parsed: argparse.Namespace) -> int:
-    with _importing():
+    with importing():
         from rowmill.cli.inspection import print_fsck
 
     try:
@@ -551,7 +526,7 @@ def _restore(parsed: argparse.Namespace) -> int:
 
 
 def _changes(parsed: argparse.Namespace) -> int:
-    with _importing():
+    with importing():
         from rowmill.cli.inspection import print_changes
 
     print_changes(parsed.store, since=parsed.since, out=parsed.out)
@@ -559,7 +534,7 @@ def _changes(parsed: argparse.Namespace) -> int:
 
 
 def _follow(parsed: argparse.Namespace) -> int:
-    with _importing():
+    with importing():
         from rowmill.cli.inspection import print_feed
 
     print_feed(parsed.store, since=parsed.since, seconds=parsed.seconds)
@@ -567,7 +542,7 @@ def _follow(parsed: argparse.Namespace) -> int:
 
 
 def _generate(parsed: argparse.Namespace) -> int:
-    with _importing():
+    with importing():
         from rowmill.ctr.data.generate import generate
 
     values = {key: value for (_, key), value in _flags(parsed, "generate").items()}
@@ -579,7 +554,7 @@ def _generate(parsed: argparse.Namespace) -> int:
 
 
 def _sequences(parsed: argparse.Namespace) -> int:
-    with _importing():
+    with importing():
         from rowmill.ctr.data.sequences import make_sequences
 
     values = {key: value for (_, key), value in _flags(parsed, "sequences").items()}
@@ -589,31 +564,12 @@ def _sequences(parsed: argparse.Namespace) -> int:
 
 
 def _nodes(parsed: argparse.Namespace) -> int:
-    with _importing():
+    with importing():
         from rowmill.gnn.planted_nodes import make_nodes
 
     values = {key: value for (_, key), value in _flags(parsed, "nodes").items()}
     print(make_nodes(parsed.out, section_from("nodes", values)))
     return 0
-
-
-@contextmanager
-def _importing() -> Generator[None]:
-    """While modules load, let Ctrl-C end the process at once: some modules catch KeyboardInterrupt and fail later."""
-    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not handled or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(*_: object) -> None:
-        print("rowmill: interrupted before any change", file=sys.stderr, flush=True)
-        os._exit(130)
-
-    before = signal.signal(signal.SIGINT, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class _Version(argparse.Action):

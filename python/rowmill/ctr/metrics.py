@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from rowmill.errors import InvalidInput
 with extra("train"):
     from torchmetrics import MeanMetric, Metric
     from torchmetrics.classification import BinaryAUROC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 class ClickMetrics:
@@ -117,6 +120,53 @@ class ListMetrics:
         hits = ranks <= 10
         gains = (1 / (1 + ranks).log2()).where(hits, 0.0)
         return {"hr_at_10": float(hits.double().mean()), "ndcg_at_10": float(gains.mean())}
+
+
+class TestMetrics:
+    """The metrics of a test: those of the first label, the AUC of each further one, and those of lists of candidates.
+
+    Args:
+        tasks: Names of further labels, whose AUC is `auc_<name>`.
+        candidates: Rows per list of candidates; None: the rows are no lists.
+        extend: Makes metrics of this process's rows those of all rows; None: they are all rows.
+    """
+
+    __test__ = False  # pytest would collect it by its name.
+
+    def __init__(
+        self,
+        tasks: Sequence[str],
+        candidates: int | None,
+        extend: Callable[[Any], Any] | None = None,
+    ) -> None:
+        extend = extend or (lambda metrics: metrics)
+        self._names = tasks
+        self._labels: list[ClickMetrics] = [extend(ClickMetrics()) for _ in range(1 + len(tasks))]
+        self._lists: ListMetrics | None = extend(ListMetrics(candidates)) if candidates else None
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add rows: logits and labels `[n]`, or `[n, T]` for several labels."""
+        for label, metrics in enumerate(self._labels):
+            metrics.update(*of_label(label, logits, labels))
+        if self._lists is not None:
+            self._lists.update(*of_label(0, logits, labels))
+
+    def compute(self) -> dict[str, float | None]:
+        """All metrics by name."""
+        first, *others = self._labels
+        return {
+            **first.compute(),
+            **{
+                f"auc_{name}": other.compute()["auc"]
+                for name, other in zip(self._names, others, strict=True)
+            },
+            **({} if self._lists is None else self._lists.compute()),
+        }
+
+
+def of_label(label: int, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits and labels `[n]` of one of several labels."""
+    return (logits, labels) if labels.dim() == 1 else (logits[:, label], labels[:, label])
 
 
 def _value(metric: Metric) -> float:

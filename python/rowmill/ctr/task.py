@@ -17,13 +17,13 @@ from rowmill.config.setting import ConfigError
 from rowmill.ctr.click_model import build_model, schema_for
 from rowmill.ctr.data import CRITEO, Vocabulary, batches, id_way, load_schema, open_source
 from rowmill.ctr.data.generate import TEACHER_FILE, generate, generated_schema, teacher_scores
+from rowmill.ctr.data.schema import schema_from
 from rowmill.ctr.data.sequences import SEQUENCES_FILE, load_sequences, make_sequences
 from rowmill.ctr.data.source import check_log
 from rowmill.ctr.identity import click_identity
-from rowmill.ctr.metrics import ClickMetrics, ListMetrics
+from rowmill.ctr.metrics import ClickMetrics, TestMetrics, of_label
 from rowmill.ctr.models import DIEN
 from rowmill.ctr.rows import plain_rows, stored_rows
-from rowmill.ctr.saved_run import schema_from
 from rowmill.train.backend import CPU
 from rowmill.train.dense import dense_optimizer, dense_precision
 from rowmill.train.rows import row_optimizer
@@ -140,7 +140,7 @@ class ClickTask:
 
     def observe(self, batch: ClickBatch, predicted: Tensor) -> None:
         """Add the logits of a batch to the metrics of the window."""
-        self.window.update(*_of_task(0, predicted, batch.labels))
+        self.window.update(*of_label(0, predicted, batch.labels))
 
     def validates(self, epochs: int) -> bool:
         """False: the task has no validation split."""
@@ -157,8 +157,7 @@ class ClickTask:
         Further tasks add their AUC, as `auc_<name of the label>`. Lists of candidates add HR@10 and NDCG@10.
         """
         log = self.log
-        tasks = [self._metrics(ClickMetrics()) for _ in log.source.schema.labels]
-        lists = None if log.candidates is None else self._metrics(ListMetrics(log.candidates))
+        metrics = TestMetrics(log.source.schema.tasks, log.candidates, self._metrics)
         self.model.eval()
         stream = self._batches(self.train_rows, log.source.rows, TEST_BATCH)
         ahead = announced(
@@ -169,17 +168,9 @@ class ClickTask:
         for batch in ahead:
             with self.rows.reading():
                 logits = self.predict(batch)
-            for task, metrics in enumerate(tasks):
-                metrics.update(*_of_task(task, logits, batch.labels))
-            if lists is not None:
-                lists.update(*_of_task(0, logits, batch.labels))
+            metrics.update(logits, batch.labels)
         self.model.train()
-        names = log.source.schema.tasks
-        others = {
-            f"auc_{name}": metrics.compute()["auc"]
-            for name, metrics in zip(names, tasks[1:], strict=True)
-        }
-        return tasks[0].compute() | others | ({} if lists is None else lists.compute())
+        return metrics.compute()
 
     def described(self) -> dict[str, Any]:
         """The schema of the log, and its vocabulary if there is one."""
@@ -233,10 +224,6 @@ def open_clicks(config: Config, console: Console, threads: int) -> Generator[Cli
         )
     with opened as rows:
         yield ClickTask(config, log, rows)
-
-
-def _of_task(task: int, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    return (logits, labels) if labels.dim() == 1 else (logits[:, task], labels[:, task])
 
 
 def _open_data(config: Config, console: Console) -> tuple[Source, Sequences | None]:

@@ -18,6 +18,7 @@ Examples:
 from rowmill.distributed._checkpoint.checkpoint import Checkpoint, saved_state, take_lock
 from rowmill.distributed._checkpoint.manifest import CHECKPOINT_FILE, Manifest, write_durable
 from rowmill.distributed._checkpoint.versions import (
+    checkpoint_of_ranks,
     drop_version_of_ranks,
     rollback_ranks,
     versions_of_ranks,
@@ -46,6 +47,7 @@ __all__ = [
     "Strategy",
     "Traffic",
     "Watch",
+    "checkpoint_of_ranks",
     "drop_version_of_ranks",
     "rollback_ranks",
     "saved_state",

@@ -6,6 +6,7 @@ from rowmill._lazy import lazy
 
 if TYPE_CHECKING:
     from rowmill.gnn.gat import GAT, GatLayer
+    from rowmill.gnn.loaded_nodes import LoadedNodes
     from rowmill.gnn.metrics import NodeMetrics
     from rowmill.gnn.node_batch import NodeBatch, NodeBatches
     from rowmill.gnn.node_graph import Features, NodeGraph, NodeSplit, read_node_graph
@@ -18,6 +19,7 @@ __all__ = [
     "Features",
     "GatLayer",
     "GraphSAGE",
+    "LoadedNodes",
     "NeighbourSampler",
     "NodeBatch",
     "NodeBatches",
@@ -40,6 +42,7 @@ __getattr__, __dir__ = lazy(
             "GAT",
             "GatLayer",
         ),
+        "loaded_nodes": ("LoadedNodes",),
         "metrics": ("NodeMetrics",),
         "node_graph": (
             "Features",

@@ -28,6 +28,7 @@ from rowmill.train.task import announced, check_task
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
+    from pathlib import Path
 
     from numpy.typing import NDArray
     from rich.console import Console
@@ -95,8 +96,14 @@ class NodeTask:
             lr=config.train.dense_lr,
             weight_decay=config.gnn.weight_decay,
         )
-        self._batches = self._batches_of(
-            split.train, config.gnn.fanouts, config.train.batch, replace=config.gnn.replace
+        settings = config.gnn
+        self._batches = _batches_of(
+            config,
+            graph,
+            split.train,
+            settings.fanouts,
+            config.train.batch,
+            replace=settings.replace,
         )
         self.train_rows = len(self._batches)
 
@@ -166,32 +173,13 @@ class NodeTask:
             }
         }
 
-    def _batches_of(
-        self, nodes: NDArray[np.int64], fanouts: tuple[int, ...], batch: int, *, replace: bool
-    ) -> NodeBatches:
-        graph, seed = self.graph, self.config.train.seed
-        sampler = NeighbourSampler(
-            graph.indptr, graph.indices, fanouts=fanouts, replace=replace, seed=seed
-        )
-        return NodeBatches(
-            sampler,
-            nodes,
-            graph.labels,
-            batch=batch,
-            seed=seed,
-            threads=self.config.gnn.sample_threads,
-        )
-
     @torch.no_grad()
     def _measure(self, network: nn.Module, nodes: NDArray[np.int64]) -> dict[str, float | None]:
         """Metrics on some nodes. Each call draws the same samples."""
-        settings = self.config.gnn
-        fanouts = settings.test_fanouts or (-1,) * len(settings.fanouts)
-        batches = self._batches_of(nodes, fanouts, settings.test_batch, replace=False)
         metrics = NodeMetrics()
         network.eval()
         ahead = announced(
-            batches.in_order(),
+            batches_to_test(self.config, self.graph, nodes),
             lambda batch, steps: self.lookahead(batch, steps=steps),
             self.config.store,
         )
@@ -207,7 +195,7 @@ class NodeTask:
 def open_nodes(config: Config, console: Console, threads: int) -> Generator[NodeTask]:
     """Read or generate the graph, open the store and build the task of the settings."""
     graph = _graph(config, console)
-    split = _split(config, graph, config.gnn.split)
+    split = split_of(config, graph)
     identity = node_identity(config, graph)
     with open_rows(config, threads=threads, identity=identity) as store:
         yield NodeTask(config, graph, split, store, identity, console)
@@ -217,7 +205,33 @@ def check_splits(config: Config, console: Console) -> None:
     """Raise `DataError` if a split of the settings does not exist, before the first run starts."""
     graph = _graph(config, console)
     for number in range(config.gnn.split, config.gnn.split + config.gnn.splits):
-        _split(config, graph, number)
+        split_of(config, graph, number)
+
+
+def batches_to_test(
+    config: Config, graph: NodeGraph, nodes: NDArray[np.int64], *, batch: int | None = None
+) -> Iterator[NodeBatch]:
+    """Nodes with their neighbours, as they are tested; each call draws the same samples. `batch`: nodes at once."""
+    settings = config.gnn
+    fanouts = settings.test_fanouts or (-1,) * len(settings.fanouts)
+    size = batch or settings.test_batch
+    return _batches_of(config, graph, nodes, fanouts, size, replace=False).in_order()
+
+
+def _batches_of(
+    config: Config,
+    graph: NodeGraph,
+    nodes: NDArray[np.int64],
+    fanouts: tuple[int, ...],
+    batch: int,
+    *,
+    replace: bool,
+) -> NodeBatches:
+    seed, threads = config.train.seed, config.gnn.sample_threads
+    sampler = NeighbourSampler(
+        graph.indptr, graph.indices, fanouts=fanouts, replace=replace, seed=seed
+    )
+    return NodeBatches(sampler, nodes, graph.labels, batch=batch, seed=seed, threads=threads)
 
 
 def _graph(config: Config, console: Console) -> NodeGraph:
@@ -231,6 +245,11 @@ def _graph(config: Config, console: Console) -> NodeGraph:
                 f"Generating {config.nodes.nodes:,} nodes in {path}", highlight=False, markup=False
             )
         make_nodes(path, config.nodes)
+    return graph_of(config, path)
+
+
+def graph_of(config: Config, path: Path) -> NodeGraph:
+    """The graph in a file, read as the settings say."""
     settings = config.gnn
     graph = read_node_graph(
         path,
@@ -245,9 +264,10 @@ def _graph(config: Config, console: Console) -> NodeGraph:
     return graph
 
 
-def _split(config: Config, graph: NodeGraph, number: int) -> NodeSplit:
+def split_of(config: Config, graph: NodeGraph, number: int | None = None) -> NodeSplit:
+    """A split of the nodes; None: that of the settings."""
     return graph.split(
-        number,
+        config.gnn.split if number is None else number,
         train_per_class=config.gnn.train_per_class,
         valid_per_class=config.gnn.valid_per_class,
     )

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from rowmill.kge.chunked_softmax import dense_softmax
     from rowmill.kge.graph import Graph, read_graph
     from rowmill.kge.graph_batch import GraphBatch, GraphBatches
+    from rowmill.kge.loaded_triples import Answer, LoadedTriples
     from rowmill.kge.losses import logistic, penalty, self_adversarial, softmax
     from rowmill.kge.models import MODELS, ComplEx, DistMult, RotatE, TransE, TripleModel
     from rowmill.kge.order import beta_order, swaps
@@ -15,12 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MODELS",
+    "Answer",
     "ComplEx",
     "DistMult",
     "Graph",
     "GraphBatch",
     "GraphBatches",
     "KnownTriples",
+    "LoadedTriples",
     "RotatE",
     "TransE",
     "TripleModel",
@@ -46,6 +49,10 @@ __getattr__, __dir__ = lazy(
         "graph": (
             "Graph",
             "read_graph",
+        ),
+        "loaded_triples": (
+            "Answer",
+            "LoadedTriples",
         ),
         "losses": (
             "logistic",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PARTS = ("train", "valid", "test")
-_COLUMNS = ("head", "relation", "tail")
+COLUMNS = ("head", "relation", "tail")
 _SHOWN = 60
 _LINE_BYTES = 1 << 20
 """Longest line that fits into pyarrow's parse buffer."""
@@ -64,8 +64,11 @@ class Graph:
     def write_names(self, folder: Path) -> None:
         """Write `entities.txt` and `relations.txt`: the name of number 0 on the first line, and so on."""
         for names, file in ((self.entities, "entities.txt"), (self.relations, "relations.txt")):
-            with (folder / file).open("w", encoding="utf-8") as opened:
+            # A run that resumes and is killed here keeps the files that it had.
+            unfinished = folder / f".{file}"
+            with unfinished.open("w", encoding="utf-8") as opened:
                 opened.writelines(f"{name}\n" for name in names)
+            unfinished.replace(folder / file)
 
     def fingerprint(self) -> str:
         """Checksum of all triples, 8 hex digits; resume uses it to reject a different graph of equal size."""
@@ -90,7 +93,7 @@ def read_graph(folder: Path, *, unseen: Literal["error", "rank"] = "error") -> G
         raise DataError(
             f"{folder} is not a folder; give a folder with train.tsv, valid.tsv and test.tsv"
         )
-    parts = {part: _read(folder / f"{part}.tsv") for part in PARTS}
+    parts = {part: read_triples(folder / f"{part}.tsv") for part in PARTS}
     train = parts["train"]
     entities = _distinct(*_ends(train))
     known = len(entities)
@@ -118,8 +121,8 @@ def read_graph(folder: Path, *, unseen: Literal["error", "rank"] = "error") -> G
     return Graph(entities, relations, **numbered)
 
 
-def _read(file: Path) -> pa.Table:
-    """The triples of a file as text; every line is checked."""
+def read_triples(file: Path) -> pa.Table:
+    """The triples of a file as text, in the columns head, relation and tail; every line is checked."""
     try:
         if file.exists() and not file.is_file() and not file.is_dir():
             # Opening a pipe would block until a writer opens it.
@@ -129,7 +132,7 @@ def _read(file: Path) -> pa.Table:
         table = csv.read_csv(
             file,
             # With several threads, pyarrow's errors have no line numbers.
-            csv.ReadOptions(column_names=list(_COLUMNS), use_threads=False),
+            csv.ReadOptions(column_names=list(COLUMNS), use_threads=False),
             csv.ParseOptions(
                 delimiter="\t",
                 quote_char=False,
@@ -137,7 +140,7 @@ def _read(file: Path) -> pa.Table:
                 ignore_empty_lines=False,
             ),
             csv.ConvertOptions(
-                column_types=dict.fromkeys(_COLUMNS, pa.string()), strings_can_be_null=False
+                column_types=dict.fromkeys(COLUMNS, pa.string()), strings_can_be_null=False
             ),
         )
     except FileNotFoundError:
@@ -150,7 +153,7 @@ def _read(file: Path) -> pa.Table:
         raise _unreadable(file, str(error)) from None
     if table.num_rows == 0:
         raise _empty(file)
-    for column in _COLUMNS:
+    for column in COLUMNS:
         empty = table[column].index("").as_py()
         if empty >= 0:
             raise DataError(

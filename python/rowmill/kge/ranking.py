@@ -2,11 +2,7 @@
 
 Every triple gives two queries: for its tail and for its head. The rank of an answer is 1, plus the number of candidates
 with a higher score, plus half the number with an equal score. So a model with constant scores gets the mean rank.
-Entities are read in chunks, so their table may exceed memory. One matrix product scores a block of queries against a
-chunk.
-
-All products have the same shape (the last chunk and block are padded), so the rounding of a score does not depend on
-its chunk. The score of the answer comes from a product of this shape too.
+Entities are read in chunks, so their table may exceed memory (`rowmill.kge.scorer`).
 
 Shapes: n triples, Q queries of a block, C entities of a chunk, D weights of an entity.
 """
@@ -21,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rowmill.errors import InvalidInput
+from rowmill.kge.scorer import BLOCK_QUERIES, CHUNK_ENTITIES, Scorer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +26,6 @@ if TYPE_CHECKING:
 
     from rowmill.kge.models import TripleModel
 
-CHUNK_ENTITIES = 4096
-BLOCK_QUERIES = 512
 _GROUP_TRIPLES = 8192
 """Triples whose queries are in memory at a time; all entities are read once per group."""
 _PIECE_TRIPLES = 1 << 20
@@ -189,32 +184,27 @@ def rank(
         )
     training = model.training
     model.eval()
-    chunk = min(chunk, entities)
-    ranker = _Ranker(model, entities, chunk, min(block, chunk))
+    ranker = _Ranker(Scorer(model, entities, reciprocal=reciprocal, chunk=chunk, block=block))
     ranks = np.empty((2, len(triples)))
     for start in range(0, len(triples), _GROUP_TRIPLES):
         group = triples[start : start + _GROUP_TRIPLES]
-        ranks[:, start : start + len(group)] = ranker.ranks(group, known, reciprocal)
+        ranks[:, start : start + len(group)] = ranker.ranks(group, known)
     model.train(training)
     return AnswerRanks(heads=ranks[0], tails=ranks[1])
 
 
 class _Ranker:
-    def __init__(self, model: TripleModel, entities: int, chunk: int, block: int) -> None:
-        self._model = model
-        self._entities = entities
-        self._chunk = chunk
-        self._block = block
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
 
-    def ranks(
-        self, triples: NDArray[np.int64], known: KnownTriples, reciprocal: int | None
-    ) -> NDArray[np.float64]:
+    def ranks(self, triples: NDArray[np.int64], known: KnownTriples) -> NDArray[np.float64]:
         """Ranks of heads and tails, `[2, n]`."""
+        scorer = self._scorer
         heads, relations, tails = triples.T
         queries = torch.cat(
             [
-                self._queries(tails, relations, reciprocal, heads_asked=True),
-                self._queries(heads, relations, reciprocal, heads_asked=False),
+                scorer.queries(tails, relations, heads_asked=True),
+                scorer.queries(heads, relations, heads_asked=False),
             ]
         )
         answers = np.concatenate([heads, tails])
@@ -227,43 +217,21 @@ class _Ranker:
         order = np.argsort(known_entities, kind="stable")
         blocks = [
             _QueryBlock(
-                _filled(queries[start : start + self._block], self._block),
-                answers[start : start + self._block],
+                block,
+                answers[start : start + scorer.block],
                 start,
                 known_queries[order],
                 known_entities[order],
             )
-            for start in range(0, len(answers), self._block)
+            for start, block in scorer.blocks(queries)
         ]
         for asked in blocks:
-            rows = self._rows(torch.from_numpy(asked.answers))
-            asked.set_answers(self._model.scores(asked.queries, rows))
-        for first in range(0, self._entities, self._chunk):
-            last = min(first + self._chunk, self._entities)
-            rows = self._rows(torch.arange(first, last))
+            asked.set_answers(scorer.of_answers(asked.queries, asked.answers))
+        for first, last, rows in scorer.chunks():
             for asked in blocks:
-                asked.compare(self._model.scores(asked.queries, rows), first, last)
+                asked.compare(scorer.scores(asked.queries, rows), first, last)
         ranks = np.concatenate([asked.ranks() for asked in blocks])
         return ranks.reshape(2, -1)
-
-    def _queries(
-        self,
-        given: NDArray[np.int64],
-        relations: NDArray[np.int64],
-        reciprocal: int | None,
-        *,
-        heads_asked: bool,
-    ) -> Tensor:
-        if heads_asked and reciprocal is not None:
-            relations = relations + reciprocal
-        ask = self._model.tail_query
-        if heads_asked and reciprocal is None:
-            ask = self._model.head_query
-        entity_rows = self._model.entities(torch.from_numpy(given))
-        return ask(entity_rows, self._model.relations(torch.from_numpy(relations)))
-
-    def _rows(self, entities: Tensor) -> Tensor:
-        return _filled(self._model.entities(entities), self._chunk)
 
 
 class _QueryBlock:
@@ -286,9 +254,9 @@ class _QueryBlock:
         self._better = torch.zeros(len(queries), dtype=torch.int64)
         self._equal = torch.zeros(len(queries), dtype=torch.int64)
 
-    def set_answers(self, scores_QC: Tensor) -> None:
-        """Store the score of every query's own answer: the diagonal of `scores_QC`."""
-        self._scores = scores_QC.diagonal()[: len(self.queries)].clone().unsqueeze(1)
+    def set_answers(self, scores_Q: Tensor) -> None:
+        """Store the score of every query's own answer."""
+        self._scores = scores_Q.unsqueeze(1)
         if not bool(self._scores[: len(self.answers)].isfinite().all()):
             raise InvalidInput(
                 "the score of a triple is NaN or infinite: the model has diverged; train it with a lower rows.lr"
@@ -308,10 +276,3 @@ class _QueryBlock:
         """The rank of every answer: the mean of the best and the worst rank that ties allow."""
         ranks = 1 + self._better.double() + self._equal.double() / 2
         return ranks[: len(self.answers)].numpy()
-
-
-def _filled(rows: Tensor, count: int) -> Tensor:
-    """The rows, padded with zeros to `count`."""
-    if len(rows) == count:
-        return rows
-    return torch.cat([rows, rows.new_zeros(count - len(rows), *rows.shape[1:])])

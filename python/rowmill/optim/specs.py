@@ -140,6 +140,12 @@ def optimizer_from_dict(spec: Mapping[str, Any]) -> OptimizerSpec:
     return _OPTIMIZERS[fields.pop("kind")](**fields)
 
 
+def initializer_from_dict(spec: Mapping[str, Any]) -> Initializer:
+    """The inverse of `initializer_to_dict`."""
+    fields = dict(spec)
+    return _INITIALIZERS[fields.pop("kind")](**fields)
+
+
 def _to_dict(spec: object, kinds: Mapping[str, type[Any]], what: str, home: str) -> dict[str, Any]:
     for kind, class_ in kinds.items():
         if type(spec) is class_:

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 
 import rowmill
+from rowmill.config.setting import ConfigError
+from rowmill.ctr.loaded_clicks import click_columns, click_model, precision_of
 from rowmill.ctr.rows import Columns
-from rowmill.ctr.saved_run import SavedRun
 from rowmill.partition.export import export
 from rowmill.partition.new_bundle import hidden_folder, new_path
 from rowmill.partition.transform import transform_of
+from rowmill.saved.saved_run import SavedRun
 
 if TYPE_CHECKING:
     import os
@@ -31,13 +33,13 @@ class Scores(nn.Module):
 
     def __init__(self, saved: SavedRun, store: Store) -> None:
         super().__init__()
-        self.model = saved.model(store)
-        self._saved = saved
+        self.model = click_model(saved, store)
+        self._config = saved.config
 
     def forward(self, dense: Tensor, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Scores of B rows, as `rowmill predict` has them."""
         rest = [] if lengths is None else [lengths]
-        with self._saved.precision():
+        with precision_of(self._config):
             logits = self.model(dense, ids, *rest)
         return logits.float().sigmoid()
 
@@ -63,6 +65,11 @@ def export_run(
     """
     path = new_path(out)
     saved = SavedRun.open(run)
+    if saved.config.train.task != "ctr":
+        raise ConfigError(
+            f"{saved.folder} is of a run with train.task = {saved.config.train.task!r}: only click models (--task ctr) can be "
+            "exported"
+        )
     # Beside the bundle, so that its files need no second copy there.
     with hidden_folder(path) as folder:
         rows = folder / "rows"
@@ -78,7 +85,7 @@ def export_run(
                 rule=rule,
                 compile=compile,
                 user=["lengths"] if "lengths" in names else [],
-                transform=transform_of(saved.schema, saved.way, names),
+                transform=transform_of(*click_columns(saved), names),
                 rows=rows,
             )
 
@@ -87,7 +94,7 @@ def _example(
     saved: SavedRun, store: Store, count: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
     """A request with ids that the tables have rows of, and missing values."""
-    schema, way = saved.schema, saved.way
+    schema, way = click_columns(saved)
     columns = Columns.of(schema, way)
     known = [_known(store, name, way.missing) for name in schema.ids]
     ids = torch.stack(

@@ -135,6 +135,15 @@ def load_schema(path: Path) -> Schema:
     return Schema(**content)
 
 
+def schema_from(content: dict[str, Any]) -> Schema:
+    """The schema of a file of a run, which has its fields as JSON."""
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
+    }
+    values["histories"] = tuple((column, of) for column, of in content["histories"])
+    return Schema(**values)
+
+
 def _histories(value: Any, path: Path) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, dict) or not all(isinstance(column, str) for column in value.values()):
         raise DataError(

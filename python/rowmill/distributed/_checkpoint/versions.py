@@ -39,6 +39,31 @@ def versions_of_ranks(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def checkpoint_of_ranks(
+    folder: Path, version: str | None
+) -> tuple[Manifest, list[tuple[Path, int, int | None]]]:
+    """A checkpoint of all ranks, to read it; a run may use the folder.
+
+    Args:
+        folder: Folder of a `rowmill.distributed.Checkpoint`.
+        version: Name or number of a version; None: the last checkpoint.
+
+    Returns:
+        Its manifest, and for each rank the folder of its store, the number of the last checkpoint there, and that of the
+        version, if one is given.
+
+    Raises:
+        InvalidInput: There is no such version; the message lists those that exist.
+    """
+    last = _manifest(folder)
+    parts = _parts(folder, last)
+    if version is None:
+        return last, [(part, at, None) for part, at in zip(parts, last.epochs, strict=True)]
+    chosen = Manifest.read(version_file(folder, _find(folder, version)[1]))
+    assert chosen is not None, "it was read before"
+    return chosen, list(zip(parts, last.epochs, chosen.epochs, strict=True))
+
+
 def rollback_ranks(folder: Path, version: str) -> int:
     """Make a version the last checkpoint of all ranks; no run may use the folder.
 

@@ -1,0 +1,170 @@
+"""Commands that use a trained run: `predict`, `evaluate`, `vectors` and `kge query`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from rowmill.cli.importing import importing
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+    from pathlib import Path
+
+RUN = "folder of a run (--out of rowmill train), or the folder of its rows"
+_DATA = (
+    "click models: Parquet or TSV file with the columns of the run, or a folder of them; knowledge graphs: file of "
+    "triples (TSV, Parquet or .npy), or a folder with train.tsv, valid.tsv and test.tsv; graph neural networks: the .npz "
+    "file of the graph"
+)
+_UNKNOWN = "?"
+
+
+def add_trained(commands: Any, path: Callable[[str], Path]) -> None:
+    """Add the commands to the parser; `path` parses a path."""
+    predict = commands.add_parser("predict", help="score data with a trained run")
+    _add_run(predict, path)
+    predict.add_argument("--data", type=path, required=True, metavar="PATH", help=_DATA)
+    predict.add_argument(
+        "--out",
+        type=path,
+        required=True,
+        metavar="FILE",
+        help="new file for the scores: .npy for the scores alone, else Parquet",
+    )
+    _add_part(
+        predict, "click models: all rows; knowledge graphs: test; graph neural networks: all nodes"
+    )
+    predict.set_defaults(command=_predict, interrupted="; no scores were written")
+
+    evaluate = commands.add_parser(
+        "evaluate", help="compute the metrics of a trained run on labelled data"
+    )
+    _add_run(evaluate, path)
+    evaluate.add_argument("--data", type=path, required=True, metavar="PATH", help=_DATA)
+    _add_part(evaluate, "click models: all rows; others: test")
+    evaluate.add_argument(
+        "--json", action="store_true", help="print the metrics as a line of JSON, with all digits"
+    )
+    evaluate.set_defaults(command=_evaluate, interrupted="")
+
+    vectors = commands.add_parser(
+        "vectors", help="write the rows of every table of a run as Parquet and .npy files"
+    )
+    _add_run(vectors, path)
+    vectors.add_argument(
+        "--out", type=path, required=True, metavar="FOLDER", help="new folder for the files"
+    )
+    vectors.set_defaults(command=_vectors, interrupted="; nothing was written")
+
+    kge = commands.add_parser("kge", help="ask a trained knowledge graph").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    query = kge.add_parser("query", help="print the best answers for the unknown part of a triple")
+    _add_run(query, path)
+    for name in ("head", "relation", "tail"):
+        query.add_argument(
+            name,
+            metavar=name.upper(),
+            help="name, number as #N, or ? for the unknown part (in a shell: '?')",
+        )
+    query.add_argument(
+        "--top", type=int, default=10, metavar="K", help="most answers to print (default 10)"
+    )
+    query.add_argument(
+        "--filter",
+        action="store_true",
+        help="leave out the answers that the graph of the run has, as ranking does",
+    )
+    query.add_argument("--json", action="store_true", help="print the answers as a line of JSON")
+    query.set_defaults(command=_query, interrupted="")
+
+
+def _add_run(parser: argparse.ArgumentParser, path: Callable[[str], Path]) -> None:
+    parser.add_argument("run", type=path, metavar="RUN", help=RUN)
+    parser.add_argument(
+        "--version",
+        metavar="VERSION",
+        help="name or number of a version, from rowmill versions (default: the last checkpoint)",
+    )
+    parser.add_argument(
+        "--graph",
+        type=path,
+        metavar="PATH",
+        help="where the graph of the run is now, if it has moved (default: the --data of its training)",
+    )
+
+
+def _add_part(parser: argparse.ArgumentParser, usual: str) -> None:
+    parser.add_argument(
+        "--part",
+        metavar="all|train|valid|test",
+        help=f"part of the data, as the run was trained (default: {usual})",
+    )
+
+
+def _predict(parsed: argparse.Namespace) -> int:
+    with importing():
+        from rowmill.saved.predict import predict
+
+    count = predict(
+        parsed.run,
+        parsed.data,
+        parsed.out,
+        part=parsed.part,
+        version=parsed.version,
+        graph=parsed.graph,
+    )
+    print(f"wrote the scores of {count:,} examples to {parsed.out}")
+    return 0
+
+
+def _evaluate(parsed: argparse.Namespace) -> int:
+    with importing():
+        from rowmill.saved.evaluate import evaluate
+        from rowmill.train.report import figures_of
+
+    found, config = evaluate(
+        parsed.run, parsed.data, part=parsed.part, version=parsed.version, graph=parsed.graph
+    )
+    if parsed.json:
+        print(json.dumps(found))
+        return 0
+    for figure in figures_of(config.as_dict()).tested(found):
+        print(f"{figure.name.removeprefix('test '):<20}{figure.of(found)}")
+    return 0
+
+
+def _vectors(parsed: argparse.Namespace) -> int:
+    with importing():
+        from rowmill.saved.vectors import write_vectors
+
+    for table in write_vectors(parsed.run, parsed.out, version=parsed.version, graph=parsed.graph):
+        print(f"{table.file}: {table.rows:,} rows of {table.dim} weights")
+    print(f"wrote {parsed.out}")
+    return 0
+
+
+def _query(parsed: argparse.Namespace) -> int:
+    with importing():
+        from rowmill.config.setting import ConfigError
+        from rowmill.kge.loaded_triples import LoadedTriples
+        from rowmill.saved.loaded_run import load
+
+    given = (parsed.head, parsed.relation, parsed.tail)
+    asked = [None if text == _UNKNOWN else text for text in given]
+    with load(parsed.run, version=parsed.version, data=parsed.graph) as loaded:
+        if not isinstance(loaded, LoadedTriples):
+            raise ConfigError(
+                f"{loaded.folder} is of a run with train.task = {loaded.config.train.task!r}: only a knowledge graph (--task "
+                "kge) answers queries; use `rowmill predict`"
+            )
+        answers = loaded.query(*asked, top=parsed.top, filtered=parsed.filter)
+    if parsed.json:
+        print(json.dumps([vars(answer) for answer in answers]))
+        return 0
+    for place, answer in enumerate(answers, 1):
+        shown = f"#{answer.number}" if answer.name is None else answer.name
+        print(f"{place:>4}  {answer.score:>12.6f}  {shown}")
+    return 0
