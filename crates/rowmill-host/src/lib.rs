@@ -3,6 +3,7 @@
 //! - [`Client`] is one controller: it connects, authenticates, keeps alive, reconnects, and passes commands of many threads.
 //! - [`Rows`] is a namespace of rows: its tables, pooled vectors, fills and frames of the feed.
 //! - [`NamespaceDevice`] is a namespace of blocks as a device of `rowmill-io`.
+//! - [`SlicedVolume`] is a volume on such a device, and so a place for a store.
 //!
 //! The protocol is that of `rowmill-nvme`; here are sockets and one thread per client, which waits for them. Callers block.
 //!
@@ -21,6 +22,10 @@ mod namespace_device;
 mod rows;
 mod session;
 mod settings;
+mod slice_table;
+mod sliced_device;
+mod sliced_volume;
+mod slices;
 mod staging;
 mod ticket;
 mod url;
@@ -31,5 +36,6 @@ pub use error::{ConnectError, HostError};
 pub use namespace_device::NamespaceDevice;
 pub use rows::{Number, Rows, Tables};
 pub use settings::HostSettings;
+pub use sliced_volume::SlicedVolume;
 pub use ticket::{Completed, Pending, Request};
 pub use url::NvmeUrl;

@@ -15,6 +15,10 @@ const COMMAND_TIME: Duration = Duration::from_secs(30);
 const COMMANDS_MAX: usize = 32;
 /// Most ranges of one deallocate command.
 const RANGES_MAX: usize = 256;
+/// Of Identify Namespace: what deallocated blocks read as.
+const READS_ZEROS: u8 = 1;
+/// Zeros are written in parts of this size.
+const ZEROS_BYTES: usize = 1 << 20;
 /// Blocks of a namespace may be smaller than those of a device, not larger.
 const BLOCK_SHIFTS: std::ops::RangeInclusive<u8> = 9..=12;
 
@@ -32,6 +36,8 @@ pub struct NamespaceDevice {
     shift: u8,
     bytes: u64,
     guid: [u8; 16],
+    /// Deallocated blocks read as zeros.
+    is_zero_after_deallocate: bool,
     transfer_bytes: usize,
     writes: Mutex<Writes>,
 }
@@ -85,6 +91,7 @@ impl NamespaceDevice {
             shift: BLOCK_BYTES.trailing_zeros() as u8 - shift,
             bytes: blocks * BLOCK_BYTES as u64,
             guid: identified.guid,
+            is_zero_after_deallocate: identified.deallocated & 7 == READS_ZEROS,
             transfer_bytes: ready.transfer_bytes_max / BLOCK_BYTES * BLOCK_BYTES,
             writes: Mutex::default(),
             client,
@@ -348,6 +355,14 @@ impl Device for NamespaceDevice {
             let deadline = Instant::now() + COMMAND_TIME;
             let discarded = self.client.submit(request, deadline).and_then(Pending::wait);
             discarded.map_err(|error| self.error("discard", span, error))?;
+        }
+        if self.is_zero_after_deallocate {
+            return Ok(());
+        }
+        let zeros = vec![0; ZEROS_BYTES.min(span.bytes)];
+        for start in (0..span.bytes).step_by(ZEROS_BYTES) {
+            let bytes = ZEROS_BYTES.min(span.bytes - start);
+            self.write(span.offset + start as u64, &zeros[..bytes])?;
         }
         Ok(())
     }

@@ -4,6 +4,7 @@
 //! No normal build contains this crate. Equal seeds give equal numbers on every machine.
 #![forbid(unsafe_code)]
 
+pub mod conformance;
 mod fault_schedule;
 mod faulty_device;
 mod faulty_volume;

@@ -4,13 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rowmill_io::{BLOCK_BYTES, DirectoryVolume, IoChoice, MemoryVolume, Span, Volume};
+use rowmill_io::{DirectoryVolume, IoChoice, MemoryVolume, Volume};
 use rowmill_testkit::{FaultyVolume, ThrottleLimits, ThrottledVolume};
-
-/// `count` blocks from `first`.
-pub(crate) fn span(first: u64, count: usize) -> Span {
-    Span { offset: first * BLOCK_BYTES as u64, bytes: count * BLOCK_BYTES }
-}
 
 /// Run a test over a new volume of each kind.
 pub(crate) fn each_volume(test: impl Fn(&dyn Volume)) {
