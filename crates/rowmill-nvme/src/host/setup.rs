@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Exchange, commands};
+use crate::TRANSFER_BYTES_MAX;
 use crate::auth::{AuthError, HostAuth, Key};
 use crate::command::{
     Command, Completion, Connect, ConnectData, DISCOVERY_NQN, Nqn, Property, Status, capability,
@@ -12,7 +13,6 @@ use crate::command::{
 };
 use crate::identify::{EVENT_NAMESPACE, IDENTIFY_BYTES, IdentifyController, cns};
 use crate::vendor::VendorArea;
-use crate::{CAPSULE_DATA_BYTES, TRANSFER_BYTES_MAX};
 
 /// Of the result of a Connect: the host must authenticate, with or without a secure channel.
 const AUTHENTICATION_BITS: u64 = 3 << 17;
@@ -318,11 +318,12 @@ impl Setup {
     }
 }
 
-/// A controller whose data does not follow the command at once gets no data in capsules.
+/// All that the controller takes: the target of Linux (up to 6.1 at least) takes data of this size for data in a capsule
+/// whatever the command says, and never asks for it. A controller whose data does not follow the command at once gets none.
 fn capsule_data_bytes(identified: &IdentifyController) -> usize {
     let capsule_bytes = identified.command_capsule.get() as usize * 16;
     let follows = identified.capsule_data_offset.get() == 0;
-    if follows { capsule_bytes.saturating_sub(size_of::<Command>()).min(CAPSULE_DATA_BYTES) } else { 0 }
+    if follows { capsule_bytes.saturating_sub(size_of::<Command>()).min(TRANSFER_BYTES_MAX) } else { 0 }
 }
 
 fn transfer_bytes_max(identified: &IdentifyController, page_shift: u32) -> usize {
@@ -403,7 +404,9 @@ mod tests {
         let cases = [
             (4, 0, 0, 0, TRANSFER_BYTES_MAX),
             (260, 0, 5, 4096, 32 * 8192),
-            (2052, 0, 9, CAPSULE_DATA_BYTES, TRANSFER_BYTES_MAX),
+            // The target of Linux.
+            (1028, 0, 0, 16 << 10, TRANSFER_BYTES_MAX),
+            (1 << 20, 0, 9, TRANSFER_BYTES_MAX, TRANSFER_BYTES_MAX),
             (516, 1, 255, 0, TRANSFER_BYTES_MAX),
         ];
         for (capsule, offset, shift, capsule_data_bytes, transfer_bytes_max) in cases {
