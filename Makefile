@@ -29,9 +29,10 @@ SEEDED := cargo test $(CARGO_TESTS) --test history --features rowmill-store/seed
 # Number of processes that run the Python tests.
 WORKERS ?= 2
 PYTEST := $(VENV)/bin/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# Tests that start workers of `rowmill serve` run apart from the other Python tests.
+# Tests that start workers of `rowmill serve`, and those with a virtual machine, run apart from the other Python tests.
 SERVING_TESTS := python/tests/serve
-NOT_SERVING := --ignore=$(SERVING_TESTS)
+STORAGE_TESTS := tests/storage
+OTHER_TESTS := --ignore=$(SERVING_TESTS) --ignore=$(STORAGE_TESTS)
 # The S3 server for tests of remote checkpoints; cargo test has already built it.
 S3_SERVER := cargo build $(CARGO_TESTS) --example s3_server
 # Seconds for which each randomised test draws new cases, in its long form.
@@ -70,12 +71,12 @@ $(CORE): $(TOOLS) $(RUST_SOURCES) pyproject.toml
 	touch $@
 
 .PHONY: test
-test: test-rust test-python test-serving test-scheduler ## Run all tests of all languages, long tests in their short form
+test: test-rust test-python test-serving test-storage test-scheduler ## Run all tests of all languages, long tests in their short form
 
 .PHONY: test-fast
 test-fast: setup ## Run unit tests and quick Python tests: under four minutes
 	features=$$(tools/peers.sh) && cargo test $(CARGO_TESTS) --lib --features "$$features"
-	$(PYTEST) -m "not slow and not long" $(NOT_SERVING)
+	$(PYTEST) -m "not slow and not long" $(OTHER_TESTS)
 
 .PHONY: test-rust
 test-rust: $(TOOLS) ## Run the Rust tests, the model checks under loom, and the store with seeded bugs
@@ -86,12 +87,19 @@ test-rust: $(TOOLS) ## Run the Rust tests, the model checks under loom, and the 
 .PHONY: test-python
 test-python: setup ## Run the Python tests
 	features=$$(tools/peers.sh) && $(S3_SERVER) --features "$$features"
-	$(PYTEST) $(NOT_SERVING)
+	$(PYTEST) $(OTHER_TESTS)
 
 .PHONY: test-serving
 test-serving: setup ## Run the tests of `rowmill serve`, whose workers are processes
 	tools/serving.sh
 	$(PYTEST) $(SERVING_TESTS)
+
+# One process, as a virtual machine with two processors serves all tests.
+.PHONY: test-storage
+test-storage: setup ## Run the tests of storage nodes with stock Linux, in a virtual machine
+	tools/storage.sh
+	cargo build $(CARGO_TESTS) --example random_blocks
+	$(VENV)/bin/pytest $(STORAGE_TESTS)
 
 .PHONY: test-long
 test-long: setup sanitize lint-scheduler ## Run the long forms of tests: 50 kills, new simulations and fuzzing, more threads, the address sanitizer

@@ -1,0 +1,79 @@
+"""Our host on a target that is not ours: nvmet-tcp of Debian's kernel 6.1, in a virtual machine.
+
+What could break: what our node does and another target does not: other limits (nvmet has none for transfers, and takes data
+in capsules up to 16 KiB), blocks of 512 bytes, data that is asked for in several parts, a discovery of its own. Content is
+compared in our host, and by the checksum of the guest's file.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.storage.guest import Guest
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "nqn.2014-08.org.nvmexpress:uuid:6a4b2f0e-0000-4000-8000-000000000001"
+NVMET = "/sys/kernel/config/nvmet"
+SUBSYSTEM = f"{NVMET}/subsystems/{NAME}"
+
+BACKINGS = {
+    # Blocks of 4 KiB. A file in memory needs buffered I/O.
+    "file": "echo 1 > $namespace/buffered_io; echo -n /tmp/disk > $namespace/device_path",
+    # Blocks of 512 bytes.
+    "device": "losetup /dev/loop0 /tmp/disk; echo -n /dev/loop0 > $namespace/device_path",
+}
+
+
+@pytest.fixture(scope="session")
+def random_blocks() -> Path:
+    """The program that compares blocks."""
+    built = subprocess.run(
+        [
+            # The same packages as in `make test-rust`, so that cargo reuses its build.
+            *("cargo", "build", "--workspace", "--exclude", "rowmill-python"),
+            *("--example", "random_blocks", "--locked", "--message-format", "json"),
+        ],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    messages = [json.loads(line) for line in built.stdout.splitlines()]
+    return Path([message["executable"] for message in messages if message.get("executable")][-1])
+
+
+@pytest.fixture(params=BACKINGS)
+def target(request: pytest.FixtureRequest, guest: Guest) -> Iterator[Guest]:
+    """The guest, which exports a file of 64 MiB on its port 4420."""
+    guest.run("truncate -s 64M /tmp/disk")
+    guest.run(
+        f"mkdir {SUBSYSTEM}; echo 1 > {SUBSYSTEM}/attr_allow_any_host; "
+        f"namespace={SUBSYSTEM}/namespaces/1; mkdir $namespace; {BACKINGS[request.param]}; echo 1 > $namespace/enable"
+    )
+    guest.run(
+        f"mkdir {NVMET}/ports/1; cd {NVMET}/ports/1; echo tcp > addr_trtype; echo ipv4 > addr_adrfam; "
+        f"echo 0.0.0.0 > addr_traddr; echo 4420 > addr_trsvcid; ln -s {SUBSYSTEM} subsystems/"
+    )
+    yield guest
+    guest.run(f"rm {NVMET}/ports/1/subsystems/{NAME}; rmdir {NVMET}/ports/1")
+    guest.run(
+        f"rmdir {SUBSYSTEM}/namespaces/1 {SUBSYSTEM}; losetup -d /dev/loop0 2>/dev/null; rm /tmp/disk"
+    )
+
+
+@pytest.mark.parametrize("form", ["plain", "digests"])
+def test_blocks_are_equal_on_both_sides(target: Guest, random_blocks: Path, form: str) -> None:
+    url = f"nvme+tcp://127.0.0.1:{target.target_port}/{NAME}"
+    ran = subprocess.run(
+        [random_blocks, url, form, "1"], capture_output=True, text=True, timeout=200
+    )
+    assert ran.returncode == 0, f"{ran.stderr}\n{target.messages()}"
+    assert target.run("sync; sha256sum /tmp/disk").split()[0] == ran.stdout.strip()
