@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from rowmill.cli.importing import importing
@@ -86,7 +87,8 @@ def _add_run(parser: argparse.ArgumentParser, path: Callable[[str], Path]) -> No
     parser.add_argument(
         "--version",
         metavar="VERSION",
-        help="name or number of a version, from rowmill versions (default: the last checkpoint)",
+        help="name or number of a version, from rowmill versions, or best: the one with the best value of --best "
+        "(default: the last checkpoint)",
     )
     parser.add_argument(
         "--graph",
@@ -129,7 +131,7 @@ def _evaluate(parsed: argparse.Namespace) -> int:
         parsed.run, parsed.data, part=parsed.part, version=parsed.version, graph=parsed.graph
     )
     if parsed.json:
-        print(json.dumps(found))
+        print(json.dumps({name: _finite(value) for name, value in found.items()}))
         return 0
     for figure in figures_of(config.as_dict()).tested(found):
         print(f"{figure.name.removeprefix('test '):<20}{figure.of(found)}")
@@ -168,3 +170,8 @@ def _query(parsed: argparse.Namespace) -> int:
         shown = f"#{answer.number}" if answer.name is None else answer.name
         print(f"{place:>4}  {answer.score:>12.6f}  {shown}")
     return 0
+
+
+def _finite(value: float | None) -> float | None:
+    """The value; None for NaN and infinite ones, which JSON lacks."""
+    return value if value is not None and math.isfinite(value) else None

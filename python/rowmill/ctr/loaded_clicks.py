@@ -89,8 +89,8 @@ class LoadedClicks(LoadedRun):
 
     def predict(self, raw: Any) -> Tensor:
         """Probabilities of clicks, float32 `[B]`, or `[B, T]` for several tasks."""
-        logits = [found for _, found in self._logits(self._unlabelled(raw))]
-        return torch.cat(logits).sigmoid()
+        found = [logits.sigmoid() for _, logits in self._logits(self._unlabelled(raw))]
+        return torch.cat(found)
 
     def scored(self, data: Path, part: str | None = None) -> Iterator[Scored]:
         """Scores of a log; see the class."""
@@ -133,7 +133,7 @@ class LoadedClicks(LoadedRun):
         """Batches with their logits, float32 `[B]` or `[B, T]`: those of the trainer's test."""
         for batch in stream:
             lengths = [] if batch.lengths is None else [batch.lengths]
-            with precision_of(self.config):
+            with self.threads(), precision_of(self.config):
                 logits = self.model(batch.dense, batch.ids, *lengths).float()
             yield batch, logits
 

@@ -102,7 +102,9 @@ class LoadedNodes(LoadedRun):
         return metrics.compute()
 
     def _score(self, batch: NodeBatch) -> Tensor:
-        return self.model(self._table.get(batch.nodes), batch.blocks)
+        vectors = self._table.get(batch.nodes)
+        with self.threads():
+            return self.model(vectors, batch.blocks)
 
     @cached_property
     def _model(self) -> nn.Module:

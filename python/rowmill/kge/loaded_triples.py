@@ -60,7 +60,7 @@ class Answer:
 
 
 class LoadedTriples(LoadedRun):
-    """A knowledge graph embedding. `transform` takes triples: a file, a sequence of tuples, or an integer array `[n, 3]`.
+    """A knowledge graph embedding. `transform` takes triples: a file, one tuple or a sequence of them, or an integer array `[n, 3]`.
 
     Texts are names, integers are numbers; `#12` is the number 12 where it is not a name. `scored` and `evaluate` take such a
     file (TSV; Parquet with the columns head, relation and tail; `.npy`), or a folder with train.tsv, valid.tsv and test.tsv,
@@ -128,13 +128,15 @@ class LoadedTriples(LoadedRun):
         else:
             graph = self.graph
             known = [graph.train, graph.valid, graph.test, triples]
-        ranks = rank(
-            self.model,
-            triples,
-            KnownTriples(known, asked=[triples]),
-            entities=self.entity_count,
-            reciprocal=self._reciprocal,
-        )
+        known_triples = KnownTriples(known, asked=[triples])
+        with self.threads():
+            ranks = rank(
+                self.model,
+                triples,
+                known_triples,
+                entities=self.entity_count,
+                reciprocal=self._reciprocal,
+            )
         return ranks.figures()
 
     @torch.no_grad()
@@ -180,8 +182,9 @@ class LoadedTriples(LoadedRun):
             # Distances are rounded alike in blocks of any size; products are not.
             block = BLOCK_QUERIES if self.model.dot_scores else 1
             scorer = self._scorer(block)
-            query = scorer.queries(triple[[2 - asked]], triple[[1]], heads_asked=asked == 0)
-            numbers, scores = scorer.best(query, count, excluded)
+            with self.threads():
+                query = scorer.queries(triple[[2 - asked]], triple[[1]], heads_asked=asked == 0)
+                numbers, scores = scorer.best(query, count, excluded)
         names = self._names(_KINDS[asked])
         shown = [None] * len(numbers) if names.names is None else names.of(numbers).to_pylist()
         return [
@@ -230,7 +233,9 @@ class LoadedTriples(LoadedRun):
     def _scores(self, triples: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
         scorer = self._scorer()
         for start in range(0, len(triples), _GROUP_TRIPLES):
-            yield scorer.of_triples(triples[start : start + _GROUP_TRIPLES])
+            with self.threads():
+                scores = scorer.of_triples(triples[start : start + _GROUP_TRIPLES])
+            yield scores
 
     def _best_relations(
         self, triple: NDArray[np.int64], count: int, excluded: NDArray[np.int64]
@@ -278,6 +283,8 @@ class LoadedTriples(LoadedRun):
             raw = raw.numpy()
         if isinstance(raw, np.ndarray):
             return self._triples(_table_of(raw, "the array"), "the array")
+        if len(raw) == 3 and all(isinstance(value, str | int) for value in raw):
+            raw = [raw]
         columns: Sequence[Any] = list(zip(*raw, strict=True)) or [[], [], []]
         if len(columns) != 3:
             raise InvalidInput(

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from rowmill.saved.loaded_run import load
-from rowmill.train.machine import step_threads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,5 +32,4 @@ def evaluate(
         scratch: As of `rowmill.load`.
     """
     with load(run, version=version, data=graph, scratch=scratch) as loaded:
-        torch.set_num_threads(step_threads(loaded.config))
         return loaded.evaluate(data, part), loaded.config

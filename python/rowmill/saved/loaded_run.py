@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import torch
+
 from rowmill.config.setting import ConfigError
 from rowmill.errors import CheckpointMissing, StoreSuperseded
 from rowmill.saved.saved_run import SavedRun
+from rowmill.train.machine import step_threads
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -101,7 +105,7 @@ class LoadedRun(ABC):
 
     @abstractmethod
     def predict(self, raw: Any) -> Tensor:
-        """Scores of raw data, float32, in the precision of the run, without gradients."""
+        """Scores of raw data, float32, without gradients, in the precision and with the number of threads of the run."""
 
     @abstractmethod
     def scored(self, data: Path, part: str | None = None) -> Iterator[Scored]:
@@ -120,6 +124,16 @@ class LoadedRun(ABC):
             data: The file or folder.
             part: One of `parts`; None: `evaluated`.
         """
+
+    @contextmanager
+    def threads(self) -> Generator[None]:
+        """In this block torch computes with as many threads as the trainer of the run, on which last bits depend."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(step_threads(self.config))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def names_of(self, table: str, ids: NDArray[np.int64]) -> Mapping[str, Any]:
         """Columns that describe ids of a table, by name; empty if the run knows nothing but the ids."""
@@ -152,7 +166,8 @@ def load(
 
     Args:
         run: Folder of the run (`--out`), or of its rows (`--store`, or one that `rowmill restore` has made).
-        version: Name or number of a version (`rowmill versions`); None: the last checkpoint.
+        version: Name or number of a version (`rowmill versions`), or "best": the one with the best `checkpoint.best`; None:
+            the last checkpoint.
         memory: Memory budget for rows; None: that of the run.
         data: Where the graph of a run with `--task kge` or `gnn` is now; None: where it was in training.
         scratch: Folder for a merged copy of the rows of a run of many ranks, which is removed by `close`; None: the folder

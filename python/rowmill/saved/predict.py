@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from rowmill.saved.loaded_run import load
 from rowmill.saved.new_files import NpyFile, ParquetFile, check_new, new_file
-from rowmill.train.machine import step_threads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +38,6 @@ def predict(
     check_new(out)
     count = 0
     with load(run, version=version, data=graph, scratch=out.parent) as loaded:
-        torch.set_num_threads(step_threads(loaded.config))
         as_npy = out.suffix == ".npy"
         with new_file(out) as unfinished, (NpyFile if as_npy else ParquetFile)(unfinished) as file:
             for scored in loaded.scored(data, part):

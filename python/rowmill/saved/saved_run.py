@@ -21,13 +21,16 @@ import torch
 import rowmill
 from rowmill import _core
 from rowmill.config.config import Config, section_from
-from rowmill.distributed import CHECKPOINT_FILE, checkpoint_of_ranks, saved_state
+from rowmill.config.setting import ConfigError
+from rowmill.distributed import CHECKPOINT_FILE, checkpoint_of_ranks, saved_state, versions_of_ranks
 from rowmill.errors import CheckpointMissing
 from rowmill.optim import SGD
 from rowmill.optim.specs import initializer_from_dict
 from rowmill.store.changes import Changes
+from rowmill.store.versions import versions
 from rowmill.train.run_files import read_run_file
 from rowmill.train.state import ATTACHMENT, RunState, files_of, unpacked
+from rowmill.train.versions import lower_is_better
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
     from rowmill.store import Store
 
+BEST = "best"
+"""In place of the name of a version: the one with the best metric of `checkpoint.best`."""
 _CHUNK_ROWS = 16_384
 _DEFAULT_MEMORY = "2GiB"
 """Memory to open a version with, if the last checkpoint does not say what its run had."""
@@ -135,7 +140,7 @@ class SavedRun:
 
         Args:
             run: The folder of the run, or of its rows.
-            version: Name or number of a version; None: the last checkpoint.
+            version: Name or number of a version, or "best": the one with the best `checkpoint.best`; None: the last checkpoint.
             memory: Memory budget for reading rows; None: that of the run.
             scratch: Folder for a merged copy of the rows of many ranks; None: the folder for temporary files.
 
@@ -146,6 +151,8 @@ class SavedRun:
         """
         folder = folder_of_rows(run)
         of_ranks = (folder / CHECKPOINT_FILE).exists()
+        if version == BEST:
+            version = best_version(folder, cls.open(run).config)
         read = _of_ranks if of_ranks else _of_one
         described, weights, parts = read(folder, None if version is None else str(version), memory)
         return cls(
@@ -226,6 +233,28 @@ def folder_of_rows(run: Path) -> Path:
     raise CheckpointMissing(
         f"{run} has no checkpoint: give the folder of a run (--out of `rowmill train`) or of its rows (--store)"
     )
+
+
+def best_version(folder: Path, config: Config) -> str:
+    """The name of the version with the best `checkpoint.best`; of equal ones the oldest.
+
+    Raises:
+        ConfigError: The run keeps no best version, or none has a value yet.
+    """
+    best = config.checkpoint.best
+    if best is None:
+        raise ConfigError(
+            f"version is {BEST!r}, but the run in {folder} has no checkpoint.best (--best of `rowmill train`): name a version "
+            "of `rowmill versions`"
+        )
+    listed = versions_of_ranks if (folder / CHECKPOINT_FILE).exists() else versions
+    found = [kept for kept in listed(folder) if kept["metric"] is not None]
+    if not found:
+        raise ConfigError(
+            f"version is {BEST!r}, but no version in {folder} has a value of {best!r}: name a version of `rowmill versions`"
+        )
+    choose = min if lower_is_better(best) else max
+    return choose(found, key=lambda kept: kept["metric"])["name"]
 
 
 _Read = tuple["Mapping[str, Any]", "Mapping[str, Tensor]", tuple[Rows, ...]]

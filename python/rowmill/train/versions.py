@@ -38,7 +38,7 @@ def new_version(config: CheckpointConfig, state: RunState) -> NewVersion | None:
         values = [point.get(config.best) for point in state.curve if point["step"] == state.step]
         finite = [value for value in values if value is not None and math.isfinite(value)]
         metric = finite[-1] if finite else None
-    lower = config.best is not None and config.best.removeprefix(_VALID) in _LOWER_IS_BETTER
+    lower = config.best is not None and lower_is_better(config.best)
     return NewVersion(
         name=f"step-{state.step}",
         keep=config.versions,
@@ -46,3 +46,8 @@ def new_version(config: CheckpointConfig, state: RunState) -> NewVersion | None:
         metric=metric,
         best=None if config.best is None else "lowest" if lower else "highest",
     )
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether lower values of a metric of the curves are better."""
+    return metric.removeprefix(_VALID) in _LOWER_IS_BETTER

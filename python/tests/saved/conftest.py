@@ -63,7 +63,12 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("clicks")
     write_log(folder / "log", "din")
     config = config_of(
-        folder, "din", checkpoint__versions=3, train__checkpoint_every=3, train__threads=16
+        folder,
+        "din",
+        checkpoint__versions=3,
+        checkpoint__best="auc",
+        train__checkpoint_every=3,
+        train__threads=16,
     )
     return trained(config)
 

@@ -7,6 +7,8 @@ another; a failing command leaves a file, or an error that does not say what to 
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,11 +20,14 @@ import rowmill
 from python.tests.partition.runs import TRAIN_ROWS
 from python.tests.saved.scores import click_scores
 from python.tests.train.kept import check_whole, contents
+from python.tests.train.runs import fork, until
 from rowmill.cli import main
 from rowmill.ctr import LoadedClicks
 from rowmill.errors import StoreReadOnly
+from rowmill.saved.saved_run import Rows
 
 if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext
     from pathlib import Path
 
     from python.tests.saved.conftest import Trained
@@ -55,6 +60,7 @@ def test_evaluate_gives_the_figures_of_the_trainer(
 def test_load_gives_model_transform_and_tables(clicks: Trained, held_out: Path) -> None:
     expected = click_scores(clicks.config, clicks.run)[:, 0]
     before = contents(clicks.run)
+    torch.set_num_threads(2)  # The run has 16.
     with rowmill.load(clicks.run) as loaded:
         assert isinstance(loaded, LoadedClicks)
         assert loaded.step == clicks.report["run"]["steps"]
@@ -62,13 +68,14 @@ def test_load_gives_model_transform_and_tables(clicks: Trained, held_out: Path) 
         table = pq.read_table(held_out).drop_columns(["y", "bought"])
         for raw in (table, held_out, str(held_out)):
             assert np.array_equal(loaded.predict(raw).numpy(), expected)
-        with torch.no_grad():
+        with torch.no_grad(), loaded.threads():
             logits = loaded.model(*loaded.transform(table))
         assert np.array_equal(logits.sigmoid().numpy(), expected)
         assert set(loaded.tables) == {"user", "item", "shop"}
         with pytest.raises(StoreReadOnly):
             loaded.tables["user"].put([1], np.zeros((1, 8), np.float32))
         assert "model='din'" in repr(loaded)
+    assert torch.get_num_threads() == 2
     assert contents(clicks.run) == before
 
 
@@ -99,6 +106,75 @@ def test_a_version_is_read_with_its_rows_and_weights(
     error = capsys.readouterr().err
     assert version["name"] in error
     assert 'got "step-1"' in error
+
+
+def test_the_best_version_is_found_by_its_metric(
+    clicks: Trained, triples: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = rowmill.versions(clicks.run / "store")
+    best = max(found, key=lambda version: version["metric"])
+    with rowmill.load(clicks.run, version="best") as loaded:
+        assert loaded.step == best["step"]
+    command = ["kge", "query", str(triples.run), "e1", "r1", "?", "--version", "best"]
+    assert main(command) == 2
+    assert "has no checkpoint.best" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_opened_is_opened_again(
+    clicks: Trained, held_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = clicks.copy(tmp_path / "copy")
+    opened = Rows.open
+    made: list[int] = []
+
+    def open_late(rows: Rows, memory: int | str) -> rowmill.Store:
+        if not made:
+            with closing(rowmill.open(rows.folder, memory="32MiB")) as store:
+                names = store.attachment_names()
+                kept = {name: store.attachment(name) or b"" for name in names}
+                made.append(store.checkpoint(attachments=kept)["epoch"])
+        return opened(rows, memory)
+
+    monkeypatch.setattr(Rows, "open", open_late)
+    with rowmill.load(copy) as loaded:
+        assert loaded.saved.parts[0].at == made[0]
+        assert np.array_equal(
+            loaded.predict(held_out).numpy(), click_scores(clicks.config, clicks.run)[:, 0]
+        )
+
+
+def test_a_killed_run_is_used_as_of_its_last_checkpoint(
+    clicks: Trained,
+    server: ForkServerContext,
+    held_out: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = clicks.config
+    flags: dict[str, object] = {
+        "--data": config.data.path,
+        "--schema": config.data.schema,
+        "--train-rows": TRAIN_ROWS,
+        "--ids": "vocabulary",
+        "--model": "din",
+        "--dim": 8,
+        "--memory": "32MiB",
+        "--batch": 64,
+        "--checkpoint-every": 2,
+        "--threads": 1,
+        "--out": tmp_path / "run",
+    }
+    arguments = ["train", *(str(word) for flag in flags.items() for word in flag)]
+    process = fork(server, arguments, tmp_path / "printed", tell=(5, tmp_path / "step"))
+    until((tmp_path / "step").exists, process.is_alive)
+    process.kill()
+    process.join()
+    found = evaluated(capsys, tmp_path / "run", "--data", held_out)
+    with rowmill.load(tmp_path / "run") as loaded:
+        assert loaded.step in (4, 6, 8)
+        settings = loaded.config
+    killed = replace(clicks, config=settings)
+    assert found == killed.tested_by_trainer(tmp_path / "run")
 
 
 def test_errors_say_what_is_wrong_and_change_nothing(

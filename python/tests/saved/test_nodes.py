@@ -93,7 +93,7 @@ def test_learned_rows_and_the_last_model(
 def test_load_gives_model_transform_and_tables(nodes: Trained, tmp_path: Path) -> None:
     with loaded(nodes.run) as model:
         asked = torch.tensor([5, 3, 700])
-        with torch.no_grad():
+        with torch.no_grad(), model.threads():
             scores = model.model(*model.transform(asked))
         assert torch.equal(scores, model.predict([5, 3, 700]))
         assert scores.shape == (3, 3)

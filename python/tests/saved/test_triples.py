@@ -122,6 +122,8 @@ def test_triples_as_numbers_give_the_same_scores(
         )
         assert np.array_equal(graph.predict(numbers), by_name)
         assert np.array_equal(graph.model(*graph.transform(numbers)).shape, by_name.shape)
+        first = (ring / "test.tsv").read_text().split("\n")[0].split("\t")
+        assert graph.predict(tuple(first)).tolist() == by_name[:1].tolist()
     np.save(tmp_path / "test.npy", numbers)
     names = ("head", "relation", "tail")
     pq.write_table(
