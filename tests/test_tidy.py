@@ -84,7 +84,7 @@ CRATE_IMPORTS = {
         "rowmill-store",
     },
     "rowmill-nvme": {"rowmill-io"},
-    "rowmill-storage-node": {"rowmill-io", "rowmill-nvme", "rowmill-server"},
+    "rowmill-storage-node": {"rowmill-io", "rowmill-nvme", "rowmill-server", "rowmill-store"},
     "rowmill-host": {"rowmill-rows", "rowmill-io", "rowmill-nvme"},
     "rowmill-testkit": {"rowmill-splitmix", "rowmill-io"},
     "rowmill-python": {
@@ -95,6 +95,7 @@ CRATE_IMPORTS = {
         "rowmill-remote",
         "rowmill-server",
         "rowmill-serve",
+        "rowmill-storage-node",
     },
     "rowmill-peers": set[str](),
     "rowmill-bench": {

@@ -31,6 +31,7 @@ __all__ = [
     "SpecMismatch",
     "StalenessTimeout",
     "StepConflict",
+    "StorageError",
     "StoreClosed",
     "StoreCorrupt",
     "StoreForked",
@@ -202,3 +203,7 @@ class RankLost(RowmillError):
 
 class ServingError(RowmillError):
     """A worker cannot serve, or a request to it failed."""
+
+
+class StorageError(RowmillError):
+    """A storage node cannot serve, or does not answer as it should."""

@@ -25,6 +25,7 @@ mod serve;
 mod spec;
 mod split;
 mod stats;
+mod storage;
 mod store;
 mod table;
 mod threads;
@@ -69,6 +70,8 @@ mod _core {
     use crate::spec::row_stride;
     #[pymodule_export]
     use crate::split::split_sgd;
+    #[pymodule_export]
+    use crate::storage::StorageNode;
     #[pymodule_export]
     use crate::store::{Lookup, Store};
     #[pymodule_export]

@@ -14,6 +14,8 @@ pub enum Exposure {
     Loopback,
     /// Any address, without encryption or authentication (`--insecure`).
     Insecure,
+    /// Any address: the protocol authenticates every connection.
+    Authenticated,
 }
 
 /// Why a process cannot listen.

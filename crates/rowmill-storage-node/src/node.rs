@@ -5,43 +5,28 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use ring::rand::{SecureRandom, SystemRandom};
-use rowmill_io::Volume;
 use rowmill_nvme::{
-    Answer, Connected, Content, Endpoint, Hosts, IoCommand, Namespace, Nqn, Outcome, Page, Port, PortEvent,
-    Refusal, Request, Status, Subsystem,
+    Answer, Connected, Endpoint, Nqn, Outcome, Page, Port, PortEvent, Refusal, Request, Status, Subsystem,
 };
 use rowmill_server::Drain;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::counters::Counters;
-use crate::session;
-use crate::{BLOCK_SHIFT, Blocks, Identity, IdentityError};
+use crate::export::{Export, Served};
+use crate::fault::Fault;
+use crate::rows::{PoolingThreads, Rows};
+use crate::session::{self, Reply};
+use crate::{NodeError, wire_memory};
 
-/// The number of the namespace of blocks.
+/// The number of the namespace of each subsystem.
 pub const NAMESPACE: u32 = 1;
-/// The device of the blocks, in the folder of the node.
-const DEVICE: &str = "blocks";
 /// How often silent hosts are looked for: the unit of keep-alive times.
 const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 /// Most commands at a time that wait for the disk.
 const DISK_COMMANDS_MAX: usize = 32;
 /// One permit of the memory for answers.
 pub(crate) const PERMIT_BYTES: usize = 4096;
-
-/// What a node serves, and its limits.
-#[derive(Clone, Debug)]
-pub struct NodeSettings {
-    /// Size of the namespace, in blocks of 4 KiB.
-    pub blocks: u64,
-    /// The hosts that may connect.
-    pub hosts: Hosts,
-    /// Most connections at a time. Each queue of a host is one, and may hold 4 MiB of commands and unsent answers.
-    pub connections_max: usize,
-    /// Bytes of answers that may be in memory, of all connections: at least 512 KiB.
-    pub answer_bytes_max: usize,
-}
 
 /// Why a connection must end, or what must be answered on it.
 #[derive(Debug)]
@@ -50,78 +35,68 @@ pub(crate) enum Control {
     Close,
 }
 
-/// A storage node with one namespace of blocks.
+/// A storage node: subsystems with one namespace each.
 #[derive(Debug)]
 pub struct Node {
     port: Mutex<Port>,
-    subsystem: Subsystem,
-    blocks: Blocks,
+    /// In the order of the port's subsystems.
+    served: Vec<Served>,
     /// Sessions by controller and queue.
     sessions: Mutex<HashMap<(u16, u16), UnboundedSender<Control>>>,
     pub(crate) connections: Arc<Semaphore>,
+    pub(crate) connections_max: usize,
     pub(crate) answers: Arc<Semaphore>,
     pub(crate) disk: Semaphore,
     random: SystemRandom,
-    counters: Counters,
 }
 
 impl Node {
-    /// A node over a folder. Discovery tells hosts that it listens at `address`.
+    /// A node that serves `exports` within `wire_memory` bytes. Discovery tells hosts that it listens at `address`.
     ///
     /// # Errors
     ///
-    /// When the folder cannot be opened or its identity is damaged.
+    /// See [`NodeError`].
     ///
     /// # Panics
     ///
-    /// If `answer_bytes_max` has no room for one answer.
+    /// If `wire_memory` is below 32 MiB, or there are no `pooling_threads`.
     pub fn open(
-        volume: &dyn Volume,
+        exports: Vec<Export<'_>>,
         address: SocketAddr,
-        settings: NodeSettings,
-    ) -> Result<Node, IdentityError> {
-        let permits = settings.answer_bytes_max / PERMIT_BYTES;
-        assert!(
-            permits * PERMIT_BYTES >= rowmill_nvme::TRANSFER_BYTES_MAX,
-            "answer_bytes_max must allow an answer"
-        );
-        let identity = Identity::load(volume)?;
-        let subsystem = Subsystem {
-            name: Nqn::from_uuid(identity.subsystem),
-            serial: identity.subsystem.map(|byte| format!("{byte:02x}"))[..10].concat(),
-            firmware: env!("CARGO_PKG_VERSION").into(),
-            namespaces: vec![Namespace {
-                number: NAMESPACE,
-                content: Content::Blocks,
-                guid: identity.namespace,
-                blocks: settings.blocks,
-                block_shift: BLOCK_SHIFT,
-                is_write_protected: false,
-                is_zero_after_deallocate: true,
-            }],
-            hosts: settings.hosts,
-            key: None,
-            area: None,
-            io_queues_max: 128,
-            io_queue_entries_max: 128,
-        };
+        wire_memory: u64,
+        pooling_threads: usize,
+    ) -> Result<Node, NodeError> {
+        assert!(wire_memory >= wire_memory::BYTES_MIN, "wire_memory is {wire_memory}");
+        assert!(pooling_threads > 0, "rows are pooled by threads");
+        let threads = Arc::new(PoolingThreads::start(pooling_threads).map_err(NodeError::Threads)?);
+        let open = |export| Served::open(export, &threads);
+        let served = exports.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        let connections_max = wire_memory::connections_max(wire_memory);
         let endpoint = Endpoint { address: address.ip(), port: address.port() };
+        let subsystems = served.iter().map(|served| Subsystem::clone(&served.subsystem())).collect();
         Ok(Node {
-            port: Mutex::new(Port::new(endpoint, vec![subsystem.clone()], settings.connections_max)),
-            subsystem,
-            blocks: Blocks::new(volume.device(DEVICE, true)?),
+            port: Mutex::new(Port::new(endpoint, subsystems, connections_max)),
+            served,
             sessions: Mutex::default(),
-            connections: Arc::new(Semaphore::new(settings.connections_max)),
-            answers: Arc::new(Semaphore::new(permits)),
+            connections: Arc::new(Semaphore::new(connections_max)),
+            connections_max,
+            answers: Arc::new(Semaphore::new(wire_memory::answer_bytes_max(wire_memory) / PERMIT_BYTES)),
             disk: Semaphore::new(DISK_COMMANDS_MAX),
             random: SystemRandom::new(),
-            counters: Counters::new(Instant::now()),
         })
     }
 
-    /// The name of the subsystem, which hosts connect to.
-    pub fn name(&self) -> &Nqn {
-        &self.subsystem.name
+    /// The names of the subsystems, which hosts connect to, in the order of the exports.
+    pub fn names(&self) -> impl Iterator<Item = &Nqn> {
+        self.served.iter().map(|served| &served.name)
+    }
+
+    fn all_rows(&self) -> impl Iterator<Item = &Rows> {
+        self.served.iter().filter_map(Served::rows)
+    }
+
+    pub(crate) fn served(&self) -> &[Served] {
+        &self.served
     }
 
     /// Serve hosts until the drain starts. Then connections are closed.
@@ -133,6 +108,7 @@ impl Node {
                 () = hold.draining() => return,
                 _ = expire.tick() => {
                     self.port.lock().expire(Instant::now());
+                    self.all_rows().for_each(|rows| rows.expire(Instant::now()));
                     self.deliver();
                 }
                 accepted = listener.accept() => match accepted {
@@ -168,45 +144,56 @@ impl Node {
     }
 
     /// Execute a command of an admin queue; `None`, if it is answered later.
-    pub(crate) fn admin(&self, controller: u16, request: &Request) -> Option<Answer> {
-        let outcome = self.port.lock().admin(Instant::now(), controller, request);
+    pub(crate) fn admin(&self, connected: &Connected, request: &Request) -> Option<Answer> {
+        let outcome = self.port.lock().admin(Instant::now(), connected.controller, request);
         self.deliver();
         match outcome {
             Outcome::Answer(answer) => Some(answer),
             Outcome::Held => None,
-            Outcome::Page(wanted) => Some(match wanted.page {
-                Page::Health => wanted.answer(&self.counters.health(Instant::now()).to_bytes()),
-                Page::Tables { .. } => Status::INVALID_NAMESPACE.into(),
+            Outcome::Page(wanted) => Some(match (wanted.page, self.served_to(connected)) {
+                (Page::Health, Some(served)) => {
+                    wanted.answer(&served.counters.health(Instant::now()).to_bytes())
+                }
+                (Page::Tables { .. }, Some(served)) if let Some(rows) = served.rows() => {
+                    wanted.answer(&rows.tables().page())
+                }
+                _ => Status::INVALID_NAMESPACE.into(),
             }),
         }
     }
 
-    /// Execute a command of an I/O queue. It may wait for the disk.
-    pub(crate) fn io(&self, connected: &Connected, request: &Request) -> Answer {
-        let command = match IoCommand::parse(request, &self.subsystem, connected.role) {
-            Ok(command) => command,
-            Err(status) => return status.into(),
-        };
-        let result = match command {
-            IoCommand::Read { blocks, .. } => {
-                self.counters.read(request.answer_bytes as u64);
-                self.blocks.read(blocks).map(Answer::data)
-            }
-            IoCommand::Write { blocks, data, is_durable, .. } => {
-                self.counters.wrote(data.len() as u64);
-                self.blocks.write(blocks.first, data, is_durable).map(|()| Answer::success())
-            }
-            IoCommand::Flush { .. } => self.blocks.flush().map(|()| Answer::success()),
-            IoCommand::Deallocate { ranges, .. } => {
-                self.blocks.deallocate(&ranges).map(|()| Answer::success())
-            }
-            IoCommand::Hint => Ok(Answer::success()),
-            // The subsystem has no rows, so these are not parsed.
-            IoCommand::Stage { .. } | IoCommand::Fetch { .. } | IoCommand::Apply { .. } => {
-                Err(Status::INVALID_OPCODE)
-            }
-        };
-        result.unwrap_or_else(Answer::from)
+    /// Execute a command of an I/O queue, other than stage and fetch. It may wait for the disk.
+    pub(crate) fn io(&self, connected: &Connected, request: &Request) -> Result<Answer, Fault> {
+        // Discovery has no I/O queues.
+        self.served_to(connected).ok_or(Status::INVALID_OPCODE)?.io(connected, request)
+    }
+
+    /// Accept a stage command.
+    pub(crate) fn stage(&self, connected: &Connected, request: &Request) -> Answer {
+        self.served_to(connected)
+            .map_or(Status::INVALID_OPCODE.into(), |served| served.stage(connected, request))
+    }
+
+    /// Answer a fetch command, now or when its result is ready.
+    pub(crate) fn fetch(&self, connected: &Connected, request: &Request, reply: Reply) {
+        match self.served_to(connected) {
+            Some(served) => served.fetch(connected, request, reply),
+            None => reply.answer(Err(Status::INVALID_OPCODE.into())),
+        }
+    }
+
+    /// The answer of a command that failed. The error log says where.
+    pub(crate) fn failed(&self, connected: &Connected, cid: u16, fault: Fault) -> Answer {
+        if let Some(place) = fault.place {
+            let mut port = self.port.lock();
+            port.record_error(connected.controller, connected.queue, cid, fault.status, place);
+        }
+        self.served_to(connected).map_or(fault.status.into(), |served| served.failed(fault))
+    }
+
+    /// What the subsystem of a queue serves; none for discovery.
+    fn served_to(&self, connected: &Connected) -> Option<&Served> {
+        connected.subsystem.map(|index| &self.served[index])
     }
 
     /// The connection of a queue has ended.
@@ -243,6 +230,7 @@ impl Node {
                 PortEvent::Reset { controller } => (controller, 1),
                 PortEvent::Gone { controller } => (controller, 0),
             };
+            self.all_rows().for_each(|rows| rows.remove(of));
             for ((controller, queue), session) in self.sessions.lock().iter() {
                 if *controller == of && *queue >= from_queue {
                     let _ = session.send(Control::Close);

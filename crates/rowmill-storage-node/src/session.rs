@@ -3,11 +3,9 @@
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rowmill_nvme::{
-    Answer, Connected, Connection, ConnectionEvent, ConnectionLimits, Digests, Request, TRANSFER_BYTES_MAX,
-};
+use rowmill_nvme::{Answer, Connected, Connection, ConnectionEvent, Request, Status, io as io_opcode};
 use rowmill_server::Hold;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -15,25 +13,38 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::Node;
+use crate::fault::Fault;
 use crate::node::{Control, PERMIT_BYTES};
+use crate::wire_memory::{LIMITS, READ_BYTES};
 
-const LIMITS: ConnectionLimits = ConnectionLimits {
-    digests: Digests { header: true, data: true },
-    data_pdu_bytes_max: TRANSFER_BYTES_MAX,
-    held_bytes_max: 2 * TRANSFER_BYTES_MAX,
-    unsent_bytes_max: TRANSFER_BYTES_MAX,
-    setup_time: Duration::from_secs(10),
-};
-/// Bytes read from the socket at a time.
-const READ_BYTES: usize = 64 << 10;
 /// Most parts of one vectored write.
 const PARTS_MAX: usize = 64;
 
-/// The answer of a command that ran on another thread, with its share of the memory for answers.
+/// The result of a command that ran on another thread, with its share of the memory for answers.
 struct Done {
     cid: u16,
-    answer: Answer,
-    _permit: OwnedSemaphorePermit,
+    result: Result<Answer, Fault>,
+    _permit: Arc<OwnedSemaphorePermit>,
+}
+
+/// Where the result of one command goes.
+#[derive(Clone)]
+pub(crate) struct Reply {
+    cid: u16,
+    done: UnboundedSender<Done>,
+    permit: Arc<OwnedSemaphorePermit>,
+}
+
+impl Reply {
+    /// Answer with data, or with the status of a fault.
+    pub(crate) fn answer(self, result: Result<Vec<u8>, Fault>) {
+        self.finish(result.map(Answer::data));
+    }
+
+    fn finish(self, result: Result<Answer, Fault>) {
+        // A session that has ended needs no answer.
+        let _ = self.done.send(Done { cid: self.cid, result, _permit: self.permit });
+    }
 }
 
 struct Session {
@@ -105,7 +116,7 @@ impl Session {
                 ready = stream.ready(interest), if reads || has_unsent => if ready?.is_readable() && reads {
                     self.read(stream)?;
                 },
-                Some(done) = finished.recv(), if takes_answers => self.connection.answer(done.cid, done.answer),
+                Some(done) = finished.recv(), if takes_answers => self.finish(done),
                 Some(control) = controls.recv() => match control {
                     Control::Answer { cid, answer } => self.connection.answer(cid, answer),
                     Control::Close => return Ok(()),
@@ -153,23 +164,41 @@ impl Session {
             return;
         };
         if connected.queue == 0 {
-            if let Some(answer) = self.node.admin(connected.controller, &request) {
+            if let Some(answer) = self.node.admin(connected, &request) {
                 self.connection.answer(cid, answer);
             }
+            return;
+        }
+        let opcode = request.command.opcode;
+        if opcode == io_opcode::STAGE {
+            let answer = self.node.stage(connected, &request);
+            self.connection.answer(cid, answer);
             return;
         }
         let (node, connected, done) = (Arc::clone(&self.node), connected.clone(), self.done.clone());
         tokio::spawn(async move {
             let permits = request.answer_bytes.div_ceil(PERMIT_BYTES) as u32;
             let Ok(permit) = Arc::clone(&node.answers).acquire_many_owned(permits).await else { return };
+            let reply = Reply { cid, done, permit: Arc::new(permit) };
+            if opcode == io_opcode::FETCH {
+                node.fetch(&connected, &request, reply);
+                return;
+            }
             let executor = Arc::clone(&node);
             let Ok(_disk) = node.disk.acquire().await else { return };
-            let answer = tokio::task::spawn_blocking(move || executor.io(&connected, &request)).await;
+            let result = tokio::task::spawn_blocking(move || executor.io(&connected, &request)).await;
             // A command that panicked is answered, too.
-            let answer = answer.unwrap_or_else(|_| rowmill_nvme::Status::INTERNAL_ERROR.into());
-            // A session that has ended needs no answer.
-            let _ = done.send(Done { cid, answer, _permit: permit });
+            reply.finish(result.unwrap_or_else(|_| Err(Status::INTERNAL_ERROR.into())));
         });
+    }
+
+    fn finish(&mut self, done: Done) {
+        let answer = match (done.result, &self.connected) {
+            (Ok(answer), _) => answer,
+            (Err(fault), Some(connected)) => self.node.failed(connected, done.cid, fault),
+            (Err(fault), None) => fault.answer(),
+        };
+        self.connection.answer(done.cid, answer);
     }
 
     /// Send as much as the socket takes.

@@ -4,144 +4,23 @@
 //! connection, data or names that a restart loses, a disk that fails, connections that outlive their controller or are not bounded. The host
 //! is the machine of `rowmill-nvme` on a blocking socket; expected content comes from plain memory.
 
+mod common;
+
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use rowmill_io::{BLOCK_BYTES, DirectoryVolume, IoChoice, MemoryVolume, Volume};
 use rowmill_nvme::*;
-use rowmill_server::{Exposure, Server, bind_tcp};
-use rowmill_storage_node::{NAMESPACE, Node, NodeSettings};
+use rowmill_storage_node::{ExportContent, NAMESPACE};
 use rowmill_testkit::{Fault, FaultyVolume, Rng64, When};
 
-const BLOCKS: u64 = 1024;
-const CONNECTIONS_MAX: usize = 40;
-/// No test waits longer for a byte.
-const PATIENCE: Duration = Duration::from_secs(20);
+use self::common::{PATIENCE, Served, connect, connect_as, host};
 
-/// A node on a free port of loopback.
-struct Served {
-    node: Arc<Node>,
-    address: SocketAddr,
-    server: Option<Server>,
-}
+const BLOCKS: u64 = 1024;
 
 fn serve(volume: &dyn Volume) -> Served {
-    let server = Server::start(2).unwrap();
-    let listener = {
-        let _inside = server.handle().enter();
-        bind_tcp("127.0.0.1:0", Exposure::Loopback).unwrap()
-    };
-    let address = listener.local_addr().unwrap();
-    let settings = NodeSettings {
-        blocks: BLOCKS,
-        hosts: Hosts::Any(Role::Write),
-        connections_max: CONNECTIONS_MAX,
-        answer_bytes_max: 1 << 20,
-    };
-    let node = Arc::new(Node::open(volume, address, settings).unwrap());
-    server.handle().spawn(Arc::clone(&node).serve(listener, server.drain().clone()));
-    Served { node, address, server: Some(server) }
-}
-
-impl Served {
-    /// End the node as SIGTERM does.
-    fn end(mut self) {
-        let server = self.server.take().unwrap();
-        server.drain().start();
-        server.run(PATIENCE).unwrap();
-    }
-}
-
-/// One queue of a host, on a blocking socket.
-struct Queue {
-    stream: TcpStream,
-    host: HostConnection,
-}
-
-impl Queue {
-    fn open(address: SocketAddr, digests: Digests) -> Queue {
-        let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let limits = HostLimits {
-            digests,
-            commands_max: 16,
-            capsule_data_bytes: CAPSULE_DATA_BYTES,
-            setup_time: PATIENCE,
-        };
-        let mut queue = Queue { stream, host: HostConnection::new(Instant::now(), limits) };
-        assert_eq!(queue.event(), HostEvent::Initialized);
-        queue
-    }
-
-    /// The next event. Panics if the node closes the connection.
-    fn event(&mut self) -> HostEvent {
-        self.try_event().expect("the connection is open")
-    }
-
-    fn try_event(&mut self) -> Option<HostEvent> {
-        let mut buffer = vec![0; 100_000];
-        loop {
-            let unsent: Vec<u8> = self.host.unsent().flatten().copied().collect();
-            self.host.sent(unsent.len());
-            self.stream.write_all(&unsent).ok()?;
-            if let Some(event) = self.host.poll() {
-                return Some(event);
-            }
-            match self.stream.read(&mut buffer) {
-                Ok(0) | Err(_) => return None,
-                Ok(bytes) => self.host.receive(&buffer[..bytes]),
-            }
-        }
-    }
-
-    fn completed(&mut self) -> (Completion, Vec<u8>) {
-        match self.event() {
-            HostEvent::Completed { completion, data, is_intact: true } => (completion, data),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn call(&mut self, command: Command, exchange: Exchange) -> (Status, Vec<u8>) {
-        self.host.submit(command, exchange).unwrap();
-        let (completion, data) = self.completed();
-        (completion.status(), data)
-    }
-
-    fn write(&mut self, first: u64, content: Vec<u8>, is_durable: bool) -> Status {
-        let count = (content.len() / BLOCK_BYTES) as u64;
-        let command = commands::write(NAMESPACE, BlockRange { first, count }, is_durable);
-        self.call(command, Exchange::Send(content)).0
-    }
-
-    fn read(&mut self, first: u64, count: u64) -> (Status, Vec<u8>) {
-        let command = commands::read(NAMESPACE, BlockRange { first, count });
-        self.call(command, Exchange::Receive(count as usize * BLOCK_BYTES))
-    }
-}
-
-/// An admin queue and one I/O queue.
-fn connect(served: &Served, digests: Digests) -> (Queue, Queue) {
-    let host = HostIdentity { name: Nqn::from_uuid([7; 16]), id: [7; 16], key: None, controller_key: None };
-    let mut setup = Setup::new(host, served.node.name().clone(), 60_000, 1, [0; 32]);
-    let mut admin = Queue::open(served.address, digests);
-    let mut step = setup.start();
-    let ready = loop {
-        match step {
-            SetupStep::Send { command, exchange, .. } => {
-                admin.host.submit(command, exchange).unwrap();
-                let (completion, data) = admin.completed();
-                step = setup.next(Instant::now(), &completion, &data, true).unwrap();
-            }
-            SetupStep::Ready(ready) => break ready,
-        }
-    };
-    assert_eq!(ready.namespaces, [NAMESPACE]);
-    let mut io = Queue::open(served.address, digests);
-    let SetupStep::Send { command, exchange, .. } = setup.connect_io(&ready, 1, 16) else { panic!() };
-    assert_eq!(io.call(command, exchange).0, Status::SUCCESS);
-    (admin, io)
+    common::serve(volume, ExportContent::Blocks(BLOCKS), Hosts::Any(Role::Write))
 }
 
 fn digests(bits: u8) -> Digests {
@@ -164,12 +43,12 @@ fn blocks_and_names_survive_a_restart() {
     let health = commands::log_page(page::HEALTH, u32::MAX, 0, 512, true);
     let (_, health) = admin.call(health, Exchange::Receive(512));
     assert_eq!((health[64], health[80]), (3, 1), "reads and writes");
-    let name = served.node.name().clone();
+    let name = served.name().clone();
     served.end();
     assert_eq!(io.try_event(), None, "the node closed the connection");
 
     let served = serve(&volume);
-    assert_eq!(served.node.name(), &name);
+    assert_eq!(served.name(), &name);
     let (_admin, mut io) = connect(&served, digests(0));
     assert_eq!(io.read(5, 3), (Status::SUCCESS, content.clone()));
     let (command, ranges) = commands::deallocate(NAMESPACE, &[BlockRange { first: 6, count: 1 }]);
@@ -253,17 +132,32 @@ fn connections_end_with_their_controller() {
 }
 
 #[test]
-fn connections_are_bounded() {
+fn a_thousand_connections_stay_within_the_memory_and_the_node_serves_on() {
     let served = serve(&MemoryVolume::new());
-    let open: Vec<_> = (0..CONNECTIONS_MAX).map(|_| Queue::open(served.address, digests(0))).collect();
-    let mut one_more = TcpStream::connect(served.address).unwrap();
-    // Less than the node waits for the first bytes of a host.
-    one_more.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    match one_more.read(&mut [0; 1]) {
-        Ok(bytes) => assert_eq!(bytes, 0),
-        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+    let open: Vec<_> = (0..1000).map(|_| TcpStream::connect(served.address).unwrap()).collect();
+    // Those beyond the limit are closed at once, the others after the time for their set-up.
+    let is_closed = |mut stream: &TcpStream| {
+        stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        match stream.read(&mut [0; 1]) {
+            Ok(bytes) => bytes == 0,
+            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
+    };
+    let start = Instant::now();
+    let mut closed = 0;
+    while closed < 900 && start.elapsed() < PATIENCE {
+        closed = open.iter().filter(|stream| is_closed(stream)).count();
     }
+    assert!((900..1000).contains(&closed), "{closed} are closed");
     drop(open);
+    let (_admin, mut io, _) = loop {
+        // The node notices the end of the others a moment later.
+        if let Ok(queues) = connect_as(&served, host(), digests(0)) {
+            break queues;
+        }
+        assert!(start.elapsed() < 2 * PATIENCE);
+    };
+    assert_eq!(io.read(0, 1).0, Status::SUCCESS);
     served.end();
 }
 

@@ -157,7 +157,7 @@ impl FeedOptions {
         if self.interval.is_zero() || self.interval > INTERVAL_MAX {
             return Err(StoreError::Option {
                 option: "feed_interval_s",
-                expected: format!("above 0 and at most {}", INTERVAL_MAX.as_secs()).into(),
+                expected: format!("above 0 and at most {}", INTERVAL_MAX.as_secs()),
                 got: self.interval.as_secs_f64().to_string(),
             });
         }

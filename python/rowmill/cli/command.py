@@ -19,6 +19,7 @@ from rowmill._extras import extra
 from rowmill.cli.importing import importing
 from rowmill.cli.load import add_loadtest
 from rowmill.cli.serving import add_serve
+from rowmill.cli.storage import add_storage
 from rowmill.cli.trained import RUN, add_trained
 from rowmill.cli.versions import add_versions
 from rowmill.config.config import SECTIONS, load_config, section_from, settings_of
@@ -255,6 +256,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_serve(commands)
     add_loadtest(commands)
+    add_storage(commands)
 
     data = commands.add_parser("data", help="generate or convert training data").add_subparsers(
         required=True, metavar="COMMAND"

@@ -10,7 +10,7 @@ use rowmill_host::{HostSettings, NvmeUrl};
 use rowmill_io::Volume;
 use rowmill_nvme::{HostIdentity, Hosts, Nqn, Role};
 use rowmill_server::{Exposure, Server, bind_tcp};
-use rowmill_storage_node::{Node, NodeSettings};
+use rowmill_storage_node::{Export, ExportContent, Node};
 
 /// No test waits longer for anything.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -33,9 +33,10 @@ pub(crate) fn serve_at(volume: &dyn Volume, address: &str, blocks: u64, hosts: H
         bind_tcp(address, Exposure::Loopback).unwrap()
     };
     let address = listener.local_addr().unwrap();
-    let settings = NodeSettings { blocks, hosts, connections_max: 40, answer_bytes_max: 1 << 20 };
-    let node = Arc::new(Node::open(volume, address, settings).unwrap());
-    let name = node.name().clone();
+    let export = Export { volume, content: ExportContent::Blocks(blocks), hosts, key: None };
+    // Room for about 40 connections.
+    let node = Arc::new(Node::open(vec![export], address, 192 << 20, 1).unwrap());
+    let name = node.names().next().unwrap().clone();
     server.handle().spawn(node.serve(listener, server.drain().clone()));
     Served { address, name, server: Some(server) }
 }

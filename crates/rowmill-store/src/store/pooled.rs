@@ -81,6 +81,22 @@ impl Store {
         self.settle(group.evaluate(&bags, None, out, placement, step.map(Ticket::id)))
     }
 
+    /// As [`Store::evaluate`], with all vectors of the first feature, then those of the next. `out` has exactly these
+    /// floats.
+    ///
+    /// # Errors
+    /// As [`Store::lookup`].
+    pub fn evaluate_in_turn<T: Pooled>(
+        &self,
+        bags: &[(&Table, IdBag<'_>)],
+        out: &mut [T],
+    ) -> Result<(), StoreError> {
+        self.check_open()?;
+        let (group, bags) = group_of(self, bags)?;
+        let _caller = self.workers.enter();
+        self.settle(group.evaluate(&bags, None, out, Placement::InTurn, None))
+    }
+
     /// Pool many features in one call. All tables must belong to one group. Bag `b` of feature `f` is written
     /// to `out[b * row_stride + f * dim..]`; bfloat16 output is rounded to nearest.
     ///

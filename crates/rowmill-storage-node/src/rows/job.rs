@@ -1,0 +1,155 @@
+//! What one stage command asks for, checked against the tables.
+
+use std::sync::Arc;
+
+use rowmill_nvme::{Feature, Form, RowDtype, Stage, Status};
+use rowmill_store::{IdBag, IdRange, Pooling, StoreError, Table};
+use zerocopy::IntoBytes;
+
+use super::tables::{Tables, find_unreadable};
+use crate::fault::Fault;
+
+/// Bags of one table, as the store takes them.
+#[derive(Debug)]
+struct Bags {
+    table: u32,
+    ids: Vec<u64>,
+    /// One more than there are bags.
+    offsets: Vec<i64>,
+    weights: Option<Vec<f32>>,
+    pooling: Pooling,
+}
+
+/// A result to make.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) tables: Arc<Tables>,
+    pub(crate) group: u32,
+    pub(crate) dtype: RowDtype,
+    features: Vec<Bags>,
+    floats: usize,
+}
+
+impl Bags {
+    fn new(feature: &Feature<'_>, form: Form, table: &Table) -> Result<Bags, Status> {
+        let ids: Vec<u64> = feature.ids.iter().collect();
+        if let IdRange::Dense { rows } = table.spec().ids
+            && ids.iter().any(|&id| id >= rows)
+        {
+            return Err(Status::ID_OUT_OF_RANGE);
+        }
+        let pooling = match feature.pooling {
+            rowmill_nvme::Pooling::Sum => Pooling::Sum,
+            // A mean has no weights.
+            rowmill_nvme::Pooling::Mean if feature.weights.is_some() => return Err(Status::MALFORMED),
+            rowmill_nvme::Pooling::Mean => Pooling::Mean,
+        };
+        let offsets = match form {
+            Form::Rows => (0..=ids.len() as i64).collect(),
+            Form::Pooled => feature
+                .offsets
+                .iter()
+                .map(|offset| i64::from(offset.get()))
+                .chain([ids.len() as i64])
+                .collect(),
+        };
+        let weights = feature.weights.map(|weights| weights.iter().map(|weight| weight.get()).collect());
+        Ok(Bags { table: feature.table, ids, offsets, weights, pooling })
+    }
+
+    fn bag(&self) -> IdBag<'_> {
+        let Bags { ids, offsets, weights, pooling, .. } = self;
+        IdBag { ids, offsets, weights: weights.as_deref(), padding: None, pooling: *pooling }
+    }
+}
+
+impl Job {
+    /// # Errors
+    ///
+    /// The status of the stage command.
+    pub(crate) fn new(stage: &Stage<'_>, tables: &Arc<Tables>) -> Result<Job, Status> {
+        let (mut features, mut floats, mut group) = (Vec::with_capacity(stage.features.len()), 0_usize, None);
+        for feature in &stage.features {
+            let table = tables.table(feature.table)?;
+            if *group.get_or_insert(table.group_number()) != table.group_number() {
+                return Err(Status::MIXED_GROUPS);
+            }
+            let bags = Bags::new(feature, stage.form, table)?;
+            floats = (bags.offsets.len() - 1)
+                .checked_mul(table.spec().dim as usize)
+                .and_then(|more| floats.checked_add(more))
+                .ok_or(Status::OVER_QUOTA)?;
+            features.push(bags);
+        }
+        let group = group.ok_or(Status::MALFORMED)?;
+        Ok(Job { tables: Arc::clone(tables), group, dtype: stage.dtype, features, floats })
+    }
+
+    pub(crate) fn result_bytes(&self) -> usize {
+        self.floats * self.dtype.bytes()
+    }
+
+    pub(crate) fn ids(&self) -> usize {
+        self.features.iter().map(|bags| bags.ids.len()).sum()
+    }
+
+    /// Bytes that the job holds until it is done, with its result.
+    pub(crate) fn bytes(&self) -> u64 {
+        let held = self.features.iter().map(|bags| {
+            bags.ids.len() * 8
+                + bags.offsets.len() * 8
+                + bags.weights.as_ref().map_or(0, |weights| weights.len() * 4)
+        });
+        (held.sum::<usize>() + self.result_bytes()) as u64
+    }
+
+    /// Whether one call of the store can serve both.
+    pub(crate) fn joins(&self, other: &Job) -> bool {
+        Arc::ptr_eq(&self.tables, &other.tables) && self.group == other.group && self.dtype == other.dtype
+    }
+
+    /// The results of jobs that can be served by one call, or the error of the call.
+    pub(crate) fn run(jobs: &[&Job]) -> Result<Vec<Vec<u8>>, StoreError> {
+        match jobs[0].dtype {
+            RowDtype::Fp32 => Self::pool(jobs, 0_f32),
+            RowDtype::Bf16 => Self::pool(jobs, 0_u16),
+        }
+    }
+
+    fn pool<T>(jobs: &[&Job], zero: T) -> Result<Vec<Vec<u8>>, StoreError>
+    where
+        T: rowmill_store::Pooled + IntoBytes + zerocopy::Immutable,
+    {
+        let tables = &jobs[0].tables;
+        let features = jobs.iter().flat_map(|job| &job.features);
+        let bags: Vec<(&Table, IdBag<'_>)> = features
+            .map(|bags| (tables.table(bags.table).expect("checked when it was staged"), bags.bag()))
+            .collect();
+        let mut out = vec![zero; jobs.iter().map(|job| job.floats).sum()];
+        tables.store().evaluate_in_turn(&bags, &mut out)?;
+        let mut rest = &out[..];
+        let next = |job: &&Job| {
+            let (own, after) = rest.split_at(job.floats);
+            rest = after;
+            own.as_bytes().to_vec()
+        };
+        Ok(jobs.iter().map(next).collect())
+    }
+
+    /// The result of this job alone. Its error says which table and block cannot be read.
+    pub(crate) fn run_alone(&self) -> Result<Vec<u8>, Fault> {
+        let failed = match Job::run(&[self]) {
+            Ok(mut results) => return Ok(results.remove(0)),
+            Err(error) => error,
+        };
+        let reads = |bags: &Bags, ids: &[u64]| {
+            let table = self.tables.table(bags.table).expect("checked when it was staged");
+            let mut row = vec![0.0; ids.len() * table.spec().dim as usize];
+            table.get(ids, &mut row).is_ok()
+        };
+        let unreadable = self.features.iter().find(|bags| !bags.ids.is_empty() && !reads(bags, &bags.ids));
+        let place = unreadable
+            .map(|bags| self.tables.place(bags.table, find_unreadable(&bags.ids, &|ids| reads(bags, ids))));
+        Err(Fault::of_store(&failed, place.unwrap_or_default()))
+    }
+}

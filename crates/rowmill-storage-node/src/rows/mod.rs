@@ -1,0 +1,130 @@
+//! A namespace of rows: a store whose rows are pooled for hosts, and whose dense tables can be read as blocks.
+//!
+//! A stage command is checked and entered at once, in the order of its queue, so that a fetch behind it finds its handle.
+//! Threads make the result; a fetch that comes before waits without a thread.
+
+mod job;
+mod pooling;
+mod rate;
+mod staging;
+mod tables;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::{Mutex, RwLock};
+use rowmill_nvme::{AsOf, BlockRange, Fetch, Stage, Status, VendorArea};
+use rowmill_store::{Store, StoreError};
+
+use self::job::Job;
+pub(crate) use self::pooling::PoolingThreads;
+use self::rate::Rate;
+use self::staging::Staging;
+use self::tables::Tables;
+use crate::counters::{Count, Counters};
+use crate::fault::Fault;
+use crate::session::Reply;
+
+/// What hosts may use of a namespace of rows.
+#[derive(Clone, Copy, Debug)]
+pub struct RowsLimits {
+    /// Bytes of staged results and what they are made from, of all hosts.
+    pub staged_bytes_max: u64,
+    /// Rows looked up per second, of all hosts; none for no limit.
+    pub lookups_per_second: Option<u64>,
+}
+
+pub(crate) struct Rows {
+    tables: RwLock<Arc<Tables>>,
+    staging: Arc<Mutex<Staging<Reply>>>,
+    rate: Option<Mutex<Rate>>,
+    threads: Arc<PoolingThreads>,
+}
+
+impl Rows {
+    /// The rows of a store that does not change.
+    pub(crate) fn of(
+        store: Arc<Store>,
+        limits: RowsLimits,
+        threads: Arc<PoolingThreads>,
+    ) -> Result<Rows, StoreError> {
+        let rate = limits.lookups_per_second.map(|rate| Mutex::new(Rate::new(Instant::now(), rate)));
+        Ok(Rows {
+            tables: RwLock::new(Arc::new(Tables::of(store, AsOf { sequence: 0, generation: 1 })?)),
+            staging: Arc::new(Mutex::new(Staging::new(limits.staged_bytes_max))),
+            rate,
+            threads,
+        })
+    }
+
+    pub(crate) fn area(limits: RowsLimits) -> VendorArea {
+        staging::area(limits.staged_bytes_max)
+    }
+
+    /// Blocks of the namespace.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.tables().blocks()
+    }
+
+    pub(crate) fn tables(&self) -> Arc<Tables> {
+        Arc::clone(&self.tables.read())
+    }
+
+    pub(crate) fn staged_bytes(&self) -> u64 {
+        self.staging.lock().bytes()
+    }
+
+    /// Accept a stage command. Does not wait.
+    pub(crate) fn stage(
+        &self,
+        controller: u16,
+        stage: &Stage<'_>,
+        counters: &Counters,
+    ) -> Result<(), Status> {
+        let job = Job::new(stage, &self.tables())?;
+        let (now, handle, lookups) = (Instant::now(), stage.handle, job.ids() as u64);
+        if self.rate.as_ref().is_some_and(|rate| !rate.lock().allows(now, lookups)) {
+            return Err(Status::RATE_EXCEEDED);
+        }
+        self.staging.lock().begin(now, controller, handle, job.bytes())?;
+        counters.add(Count::Stages, 1);
+        counters.add(Count::Lookups, lookups);
+        let (staging, as_of) = (Arc::clone(&self.staging), job.tables.as_of());
+        let deliver = Box::new(move |result| {
+            let answered = staging.lock().finish(Instant::now(), controller, handle, result, as_of);
+            for (reply, result) in answered {
+                reply.answer(result);
+            }
+        });
+        self.threads.run(job, deliver);
+        Ok(())
+    }
+
+    /// Answer a fetch command, at once or when its result is ready. Does not wait.
+    pub(crate) fn fetch(&self, controller: u16, fetch: Fetch, bytes: usize, reply: Reply) {
+        let answer = self.staging.lock().fetch(Instant::now(), controller, reply.clone(), fetch, bytes);
+        if let Some(answer) = answer {
+            reply.answer(answer);
+        }
+    }
+
+    pub(crate) fn read(&self, blocks: BlockRange) -> Result<Vec<u8>, Fault> {
+        self.tables().read(blocks)
+    }
+
+    /// A controller is gone.
+    pub(crate) fn remove(&self, controller: u16) {
+        self.staging.lock().remove(controller);
+    }
+
+    /// Drop staged results that are too old.
+    pub(crate) fn expire(&self, now: Instant) {
+        self.staging.lock().expire(now);
+    }
+}
+
+impl std::fmt::Debug for Rows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Rows({})", self.tables().store().location())
+    }
+}

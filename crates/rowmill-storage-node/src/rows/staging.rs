@@ -1,0 +1,132 @@
+//! Staged results of all controllers of a subsystem.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use rowmill_nvme::{AsOf, ErrorPlace, Fetch, FetchOutcome, StagedLimits, StagedResults, Status, VendorArea};
+
+use crate::fault::Fault;
+
+/// Most features of one stage command.
+const FEATURES_MAX: u32 = 4096;
+/// Most staged results of one controller.
+const RESULTS_MAX: u32 = 4096;
+/// Most fetches that wait for one result.
+const WAITING_MAX: usize = 16;
+/// A result that is not fetched is dropped after this time.
+const LIFETIME: Duration = Duration::from_mins(1);
+
+/// What hosts are told of the limits.
+pub(crate) fn area(bytes_max: u64) -> VendorArea {
+    VendorArea::new(FEATURES_MAX, RESULTS_MAX, bytes_max, LIFETIME.as_secs() as u32)
+}
+
+/// A fetch that is answered: its command, and what with.
+pub(crate) type Fetched<T> = (T, Result<Vec<u8>, Fault>);
+
+struct Controller<T> {
+    results: StagedResults<T>,
+    /// Where results that failed could not be read.
+    places: HashMap<u64, ErrorPlace>,
+}
+
+/// Staged results by controller. `T` names a fetch that waits.
+pub(crate) struct Staging<T> {
+    controllers: HashMap<u16, Controller<T>>,
+    bytes_max: u64,
+}
+
+impl<T> Staging<T> {
+    /// At most `bytes_max` bytes, of all controllers.
+    pub(crate) fn new(bytes_max: u64) -> Staging<T> {
+        Staging { controllers: HashMap::new(), bytes_max }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.controllers.values().map(|controller| controller.results.bytes()).sum()
+    }
+
+    pub(crate) fn begin(
+        &mut self,
+        now: Instant,
+        controller: u16,
+        handle: u64,
+        bytes: u64,
+    ) -> Result<(), Status> {
+        self.expire(now);
+        if self.bytes().checked_add(bytes).is_none_or(|sum| sum > self.bytes_max) {
+            return Err(Status::OVER_QUOTA);
+        }
+        let limits = StagedLimits {
+            results_max: RESULTS_MAX as usize,
+            bytes_max: self.bytes_max,
+            waiting_max: WAITING_MAX,
+            lifetime: LIFETIME,
+        };
+        let make = || Controller { results: StagedResults::new(limits), places: HashMap::new() };
+        let controller = self.controllers.entry(controller).or_insert_with(make);
+        controller.results.begin(now, handle, bytes)
+    }
+
+    /// A result is ready. Returns the fetches that waited for it.
+    pub(crate) fn finish(
+        &mut self,
+        now: Instant,
+        controller: u16,
+        handle: u64,
+        result: Result<Vec<u8>, Fault>,
+        as_of: AsOf,
+    ) -> Vec<Fetched<T>> {
+        // The host may have left meanwhile.
+        let Some(controller) = self.controllers.get_mut(&controller) else { return Vec::new() };
+        if let Err(Fault { place: Some(place), .. }) = result {
+            // Places of failures that no host fetches do not pile up.
+            if controller.places.len() >= RESULTS_MAX as usize {
+                controller.places.clear();
+            }
+            controller.places.insert(handle, place);
+        }
+        let result = result.map_err(|fault| fault.status);
+        let answered = controller.results.finish(now, handle, result, as_of);
+        answered
+            .into_iter()
+            .filter_map(|(command, outcome)| Some((command, controller.settle(handle, outcome)?)))
+            .collect()
+    }
+
+    /// Fetch a part of a result. `None`: the fetch waits, and [`Staging::finish`] returns it.
+    pub(crate) fn fetch(
+        &mut self,
+        now: Instant,
+        controller: u16,
+        command: T,
+        fetch: Fetch,
+        bytes: usize,
+    ) -> Option<Result<Vec<u8>, Fault>> {
+        let Some(controller) = self.controllers.get_mut(&controller) else {
+            return Some(Err(Status::UNKNOWN_HANDLE.into()));
+        };
+        let outcome = controller.results.fetch(now, command, fetch, bytes);
+        controller.settle(fetch.handle, outcome)
+    }
+
+    /// A controller is gone, with its results.
+    pub(crate) fn remove(&mut self, controller: u16) {
+        self.controllers.remove(&controller);
+    }
+
+    /// Drop what is too old.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        self.controllers.values_mut().for_each(|controller| controller.results.expire(now));
+    }
+}
+
+impl<T> Controller<T> {
+    fn settle(&mut self, handle: u64, outcome: FetchOutcome) -> Option<Result<Vec<u8>, Fault>> {
+        match outcome {
+            FetchOutcome::Waits => None,
+            FetchOutcome::Data(data) => Some(Ok(data)),
+            FetchOutcome::Failed(status) => Some(Err(Fault { status, place: self.places.remove(&handle) })),
+        }
+    }
+}
