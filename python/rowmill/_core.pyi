@@ -91,6 +91,15 @@ def rank_sort(
     positions: _Numbers,
     counts: _Numbers,
 ) -> None: ...
+def bag_sort(
+    ids: _Ids,
+    offsets: _Ids,
+    features: Sequence[tuple[int, int | None, int | None]],
+    ranks: int,
+    sorted: _Ids,
+    positions: _Numbers,
+    lengths: _Numbers,
+) -> int: ...
 def owner_unique(
     received: _Ids,
     counts: _Numbers,
@@ -298,7 +307,12 @@ class Changes:
     def rows(self, batch: int) -> ChangedRows: ...
     def replay(self, store: Store) -> tuple[int, int]: ...
     def replay_share(
-        self, store: Store, rank: int, ranks: int, counters: bool, owners: Mapping[str, int]
+        self,
+        store: Store,
+        rank: int,
+        ranks: int,
+        counters: bool,
+        keepers: Mapping[str, tuple[str, int]],
     ) -> int: ...
     def attachment(self, name: str) -> bytes | None: ...
 

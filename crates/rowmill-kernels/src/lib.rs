@@ -13,6 +13,7 @@
 
 mod accumulate;
 mod arch;
+mod bag_sort;
 mod bf16;
 mod category_unique;
 mod csr;
@@ -38,6 +39,7 @@ mod wire;
 
 pub use accumulate::{LookupOrder, accumulate_range, accumulate_range_with};
 pub use arch::InstructionSet;
+pub use bag_sort::{SortedFeature, bag_sort};
 pub use bf16::{narrow, narrow_with, widen, widen_with};
 pub use category_unique::{CategoryWork, owner_unique, segment_unique_by_category};
 pub use csr::{Csr, GraphError, NodeNumber};

@@ -35,11 +35,11 @@ impl Owner {
     }
 }
 
-/// Buffers of [`rank_sort`], kept from call to call.
+/// Buffers of [`rank_sort`] and [`crate::bag_sort`], kept from call to call.
 #[derive(Clone, Debug, Default)]
 pub struct RankScratch {
-    owners: Vec<u32>,
-    next: Vec<u32>,
+    pub(crate) owners: Vec<u32>,
+    pub(crate) next: Vec<u32>,
 }
 
 /// Sort distinct rows by owner, then by category, keeping their order within one owner and category.

@@ -3,7 +3,9 @@
 use std::cell::RefCell;
 
 use pyo3::prelude::*;
-use rowmill_kernels::{CategoryWork, Message, RankScratch, RecoveredFeature, Recovery, UniqueScratch};
+use rowmill_kernels::{
+    CategoryWork, Message, RankScratch, RecoveredFeature, Recovery, SortedFeature, UniqueScratch,
+};
 use rowmill_rows::Pooling;
 
 use crate::buffers::{
@@ -109,6 +111,59 @@ pub(crate) fn rank_sort(
         });
     });
     Ok(())
+}
+
+/// Sort ids of bags by the ranks that pool them; see [`rowmill_kernels::bag_sort`]. A feature is `(category,
+/// rank that pools all its ids or None, padding)`. Returns the number of ids without padding.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "one argument per array")]
+pub(crate) fn bag_sort(
+    py: Python<'_>,
+    ids: &Bound<'_, PyAny>,
+    offsets: &Bound<'_, PyAny>,
+    features: Vec<(u64, Option<u32>, Option<i64>)>,
+    ranks: u32,
+    sorted: &Bound<'_, PyAny>,
+    positions: &Bound<'_, PyAny>,
+    lengths: &Bound<'_, PyAny>,
+) -> PyResult<usize> {
+    let (ids, offsets) = (id_buffer(ids)?, Buffer::<i64>::read(offsets, "offsets", "int64")?);
+    let mut sorted = Buffer::<i64>::write(sorted, "sorted", "int64")?;
+    let (mut positions, mut lengths) =
+        (numbers_mut(positions, "positions")?, numbers_mut(lengths, "lengths")?);
+    let (ids, offsets, sorted) = (ids.ids(), offsets.positions(), sorted.ids_mut());
+    let (positions, lengths) = (positions.numbers_mut(), lengths.numbers_mut());
+    let ends = (offsets.first().copied(), offsets.last().copied());
+    if !offsets.is_sorted() || ends != (Some(0), Some(ids.len() as i64)) {
+        return Err(invalid(py, format!("offsets must ascend from 0 to the number of ids ({})", ids.len())));
+    }
+    let bags = offsets.len() - 1;
+    if !bags.is_multiple_of(features.len().max(1)) {
+        return Err(invalid(
+            py,
+            format!("offsets must have as many bags for each feature, got {bags} in all"),
+        ));
+    }
+    if let Some((_, Some(rank), _)) = features.iter().find(|(_, whole, _)| whole.is_some_and(|r| r >= ranks))
+    {
+        return Err(invalid(py, format!("ranks of features must be below {ranks}, got {rank}")));
+    }
+    check(py, "sorted", sorted.len(), ids.len())?;
+    check(py, "positions", positions.len(), ids.len())?;
+    check(py, "lengths", lengths.len(), bags.saturating_mul(ranks as usize))?;
+    let features: Vec<SortedFeature> = features
+        .into_iter()
+        .map(|(category, whole, padding)| SortedFeature {
+            category,
+            whole,
+            padding: padding.map(|id| id as u64),
+        })
+        .collect();
+    Ok(py.detach(|| {
+        RANKS.with_borrow_mut(|scratch| {
+            rowmill_kernels::bag_sort(ids, offsets, &features, ranks, scratch, sorted, positions, lengths)
+        })
+    }))
 }
 
 /// Find the distinct ids of every category among the ids of all ranks, written to `unique`; see

@@ -43,8 +43,8 @@ mod _core {
     use crate::changes::{ChangedRows, Changes};
     #[pymodule_export]
     use crate::exchange::{
-        combine, owner_unique, pack, rank_sort, recover, recover_backward, segment_unique, unpack_add,
-        weights_backward,
+        bag_sort, combine, owner_unique, pack, rank_sort, recover, recover_backward, segment_unique,
+        unpack_add, weights_backward,
     };
     #[pymodule_export]
     use crate::feed::FeedReader;

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import rowmill
-from python.tests.distributed.rank import batch_of, part_of, tables_of
+from python.tests.distributed.tables import batch_of, part_of, tables_of
 from rowmill import RaggedBatch
 from rowmill.distributed import Checkpoint, Pipeline, Ranks, ShardedCollection, Watch
 from rowmill.distributed._checkpoint.manifest import Manifest

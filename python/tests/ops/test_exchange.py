@@ -15,7 +15,14 @@ from torch import Tensor
 
 from rowmill.errors import InvalidInput
 from rowmill.ops import exchange
-from rowmill.ops.exchange import Bags, Message, RecoveredFeature, Unique, reference
+from rowmill.ops.exchange import (
+    Bags,
+    Message,
+    RecoveredFeature,
+    SortedFeature,
+    Unique,
+    reference,
+)
 
 EXTREMES = [0, -1, 2**31 - 1, 2**31, -(2**31), 2**63 - 1, -(2**63)]
 
@@ -73,6 +80,38 @@ def test_sorting_of_ids_equals_the_definition(case: str, ranks: int) -> None:
     if categories:
         totals = got.counts.view(ranks, -1).sum(dim=0)
         assert torch.equal(again.counts.long(), totals)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_sorting_of_bags_equals_the_definition(case: str, ranks: int) -> None:
+    ids, offsets, paddings, categories = arguments(case)
+    features = [
+        SortedFeature(category, (None, ranks - 1, None)[number % 3], padding)
+        for number, (category, padding) in enumerate(zip(categories, paddings, strict=True))
+    ]
+    # Three bags per feature, of 0, 1 and the other ids.
+    ends = [0]
+    for begin, end in pairwise(offsets):
+        ends += [begin, min(begin + 1, end), end]
+    got = exchange.bag_sort(ids, torch.tensor(ends), features, ranks)
+    wanted = reference.bag_sort(ids, torch.tensor(ends), features, ranks)
+    assert torch.equal(got.ids, wanted.ids)
+    assert torch.equal(got.positions, wanted.positions)
+    assert torch.equal(got.lengths, wanted.lengths)
+    sent = got.positions >= 0
+    assert torch.equal(got.ids[got.positions[sent].long()], ids[sent])
+    assert int(got.lengths.sum()) == len(got.ids)
+
+
+def test_invalid_bags_are_refused() -> None:
+    feature = SortedFeature(1, 2, None)
+    with pytest.raises(InvalidInput, match="ranks of features must be below 2, got 2"):
+        exchange.bag_sort(torch.tensor([1]), torch.tensor([0, 1]), [feature], 2)
+    with pytest.raises(
+        InvalidInput, match=r"offsets must ascend from 0 to the number of ids \(1\)"
+    ):
+        exchange.bag_sort(torch.tensor([1]), torch.tensor([0, 2]), [feature], 3)
 
 
 def rows_of(unique: Unique, dims: list[int]) -> Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rowmill import _core
-from rowmill.ops.exchange.layout import Bags, Message, Sorted, Unique
+from rowmill.ops.exchange.layout import Bags, Message, Sorted, SortedBags, SortedFeature, Unique
 from rowmill.ops.floats import floats
 
 if TYPE_CHECKING:
@@ -49,6 +49,27 @@ def rank_sort(unique: Unique, categories: Sequence[int], ranks: int) -> Sorted:
         counts.numpy(),
     )
     return Sorted(ids, positions, counts)
+
+
+def bag_sort(
+    ids: Tensor, offsets: Tensor, features: Sequence[SortedFeature], ranks: int
+) -> SortedBags:
+    """As `reference.bag_sort`."""
+    ids, offsets = ids.contiguous(), offsets.contiguous()
+    count = (len(offsets) - 1) // max(len(features), 1)
+    out = torch.empty_like(ids)
+    positions = torch.empty(len(ids), dtype=torch.int32)
+    lengths = torch.empty(ranks, len(features), count, dtype=torch.int32)
+    sent = _core.bag_sort(
+        ids.numpy(),
+        offsets.numpy(),
+        features,
+        ranks,
+        out.numpy(),
+        positions.numpy(),
+        lengths.view(-1).numpy(),
+    )
+    return SortedBags(out[:sent], positions, lengths)
 
 
 def owner_unique(received: Tensor, counts: Tensor, categories: int) -> Unique:

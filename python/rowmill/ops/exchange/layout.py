@@ -58,6 +58,35 @@ class Sorted:
     counts: Tensor
 
 
+class SortedFeature(NamedTuple):
+    """A feature whose ids are sorted; kernels take this tuple.
+
+    Attributes:
+        category: Number of the category.
+        rank: The rank that pools all its ids; None: the owner of each row.
+        padding: The padding id, or None.
+    """
+
+    category: int
+    rank: int | None
+    padding: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class SortedBags:
+    """Ids of bags, ordered by the rank that pools them, then as before; not deduplicated.
+
+    Attributes:
+        ids: int64 [M], without padding.
+        positions: int32 [N], the new position of each id, or -1.
+        lengths: int32 [R, F, B], number of ids of each bag per rank.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    lengths: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Message:
     """Layout of a message: rows of all ranks and categories, flattened and concatenated.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from rowmill.ops.exchange.layout import Bags, Message, Sorted, Unique
+from rowmill.ops.exchange.layout import Bags, Message, Sorted, SortedBags, SortedFeature, Unique
 from rowmill.ops.exchange.owner_hash import hashed, owner, states
 
 if TYPE_CHECKING:
@@ -60,6 +60,38 @@ def rank_sort(unique: Unique, categories: Sequence[int], ranks: int) -> Sorted:
         owners_U * len(categories) + numbers_U, minlength=ranks * len(categories)
     )
     return Sorted(unique.ids[order_U], positions_U.int(), counts.int())
+
+
+def bag_sort(
+    ids_N: Tensor, offsets: Tensor, features: Sequence[SortedFeature], ranks: int
+) -> SortedBags:
+    """Sort the ids of bags by the rank that pools them; stable within a rank.
+
+    Args:
+        ids_N: int64 [N].
+        offsets: int64 [F * B + 1], offsets of bags in the ids; bag b of feature f has index f * B + b.
+        features: The F features.
+        ranks: R.
+    """
+    count = (len(offsets) - 1) // max(len(features), 1)
+    bag_N = torch.arange(len(offsets) - 1).repeat_interleave(offsets.diff())
+    owner_N = torch.empty_like(ids_N)
+    for number, (category, rank, padding) in enumerate(features):
+        begin, end = offsets[number * count], offsets[(number + 1) * count]
+        ids = ids_N[begin:end]
+        if rank is None:
+            owners = owner(hashed(ids, states([category]).expand(len(ids))), ranks)
+        else:
+            owners = torch.full_like(ids, rank)
+        owner_N[begin:end] = owners if padding is None else owners.where(ids != padding, -1)
+    lengths = torch.zeros(ranks, len(offsets) - 1, dtype=torch.int32)
+    sent_N = owner_N >= 0
+    flat = owner_N[sent_N] * (len(offsets) - 1) + bag_N[sent_N]
+    lengths.view(-1).index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
+    order = torch.argsort(owner_N, stable=True)[int((~sent_N).sum()) :]
+    positions_N = torch.full((len(ids_N),), -1, dtype=torch.int32)
+    positions_N[order] = torch.arange(len(order), dtype=torch.int32)
+    return SortedBags(ids_N[order], positions_N, lengths.view(ranks, len(features), count))
 
 
 def owner_unique(received_W: Tensor, counts_RC: Tensor, categories: int) -> Unique:
