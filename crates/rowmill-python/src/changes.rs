@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict};
 use rowmill_io::ProcessLocal;
-use rowmill_store::{DirectoryVolume, IdRange, IoChoice, Share, StoreError, Volume};
+use rowmill_store::{DirectoryVolume, IdRange, IoChoice, Keeper, Share, StoreError, Volume};
 
 use crate::buffers::{float_bytes, id_bytes};
 use crate::errors::{forked_iterator, invalid, raised};
@@ -102,8 +102,9 @@ impl Changes {
         Ok((replayed.written, replayed.deleted))
     }
 
-    /// Copy to `store` the rows that belong to `rank` of `ranks`. `owners` maps each table's name to the
-    /// category number that its owner hash uses. Returns the number of rows copied.
+    /// Copy to `store` the rows that belong to `rank` of `ranks`. `keepers` maps each table's name to which
+    /// ranks take its rows: `("hash", category number of the owner hash)`, `("rank", rank)`, `("every", 0)` or
+    /// `("copied", 0)`. Returns the number of rows copied.
     fn replay_share(
         &self,
         py: Python<'_>,
@@ -111,16 +112,28 @@ impl Changes {
         rank: u32,
         ranks: u32,
         counters: bool,
-        owners: HashMap<String, u64>,
+        keepers: HashMap<String, (String, u64)>,
     ) -> PyResult<u64> {
         let (target, share) = (&store.get().0, Share { rank, ranks, counters });
-        let missing =
-            self.0.tables().into_iter().map(|table| table.name).find(|name| !owners.contains_key(name));
-        if let Some(name) = missing {
-            return Err(invalid(
-                py,
-                format!("owners must have an entry for every table, got none for {name:?}"),
-            ));
+        let mut by_name = HashMap::new();
+        for name in self.0.tables().into_iter().map(|table| table.name) {
+            let keeper = keepers.get(&name).and_then(|(kind, number)| match kind.as_str() {
+                "hash" => Some(Keeper::Hash(*number)),
+                "rank" => u32::try_from(*number).ok().map(Keeper::Rank),
+                "every" => Some(Keeper::Every),
+                "copied" => Some(Keeper::Copied),
+                _ => None,
+            });
+            let Some(keeper) = keeper else {
+                return Err(invalid(
+                    py,
+                    format!(
+                        "keepers must have hash, rank, every or copied for every table, got {:?} for {name:?}",
+                        keepers.get(&name)
+                    ),
+                ));
+            };
+            by_name.insert(name, keeper);
         }
         if rank >= ranks || self.0.since() > 0 {
             return Err(invalid(
@@ -131,7 +144,7 @@ impl Changes {
                 ),
             ));
         }
-        py.detach(|| self.0.replay_share(target, share, &|name| owners[name]))
+        py.detach(|| self.0.replay_share(target, share, &|name| by_name[name]))
             .map_err(|error| raised(py, &error))
     }
 

@@ -72,8 +72,8 @@ pub use lookup::{Lookup, Pooled};
 pub use metrics::{GroupStats, Metric, MetricKind, MetricUnit, MetricValue, Stats, TableStats};
 pub use options::{Background, FeedOptions, StoreOptions};
 pub use replication::{
-    ChangedRows, ChangedTable, Changes, CheckpointPart, FILES_ATTACHMENT, PartReader, PinnedCheckpoint,
-    Replayed, Share,
+    ChangedRows, ChangedTable, Changes, CheckpointPart, FILES_ATTACHMENT, Keeper, PartReader,
+    PinnedCheckpoint, Replayed, Share,
 };
 pub use rowmill_io::{DirectoryVolume, IoChoice, MemoryVolume, Volume};
 pub use rowmill_rows::{

@@ -371,6 +371,14 @@ class TrainConfig:
             "--rows-on-wire",
         ),
     ] = "fp32"
+    placement: Annotated[
+        str | None,
+        Setting(
+            "under torchrun: where rows are and what is sent: rows, pooled, whole or whole:RANK for all tables, or "
+            "for one by TABLE=, such as rows,user=whole:1 (default: rows; a resumed run keeps its own)",
+            "--placement",
+        ),
+    ] = None
     checkpoint_every: Annotated[
         int,
         Setting("steps between checkpoints; 0: only at the end", "--checkpoint-every", 0),

@@ -197,6 +197,7 @@ def open_ranked_rows(
     checkpoint = Checkpoint(path, ranks=ranks)
     store = checkpoint.open(
         seed=config.train.seed,
+        placement=config.train.placement,
         memory=config.store.memory,
         row_memory=config.store.row_memory,
         threads=threads,

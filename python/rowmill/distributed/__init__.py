@@ -28,17 +28,20 @@ from rowmill.distributed._exchange.traffic import Traffic
 from rowmill.distributed._liveness.watch import Watch
 from rowmill.distributed.collection import Prepared, ShardedCollection
 from rowmill.distributed.pipeline import Pipeline
+from rowmill.distributed.placement import PLACEMENTS, PlacementKind
 from rowmill.distributed.ranks import Ranks
 from rowmill.distributed.row_cache import CacheUse, RowCache
 from rowmill.distributed.strategy import STRATEGIES, Strategy
 
 __all__ = [
     "CHECKPOINT_FILE",
+    "PLACEMENTS",
     "STRATEGIES",
     "CacheUse",
     "Checkpoint",
     "Manifest",
     "Pipeline",
+    "PlacementKind",
     "Prepared",
     "Ranks",
     "RowCache",

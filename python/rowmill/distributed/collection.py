@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rowmill.distributed._exchange.exchange import Exchange, RowsOnWire, check_rows_on_wire
+from rowmill.distributed._exchange.owned_rows import OwnedRows
 from rowmill.distributed._exchange.plan import Asked, LookedUp, Placed, Plan
 from rowmill.distributed.row_cache import HeldRows, on
 from rowmill.errors import InvalidInput
@@ -20,20 +20,20 @@ from rowmill.nn.collection import check_output_dtype
 from rowmill.nn.ragged import RaggedBatch
 from rowmill.nn.stored import StoredModule
 from rowmill.ops.exchange import Bags, recover, weights_backward
-from rowmill.ops.lookup import lookup_rows
 from rowmill.size import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from rowmill.distributed._exchange.chunk import Owned, Sent
+    from rowmill.distributed._exchange.chunk import Sent
+    from rowmill.distributed._exchange.requests import Requests
     from rowmill.distributed._exchange.traffic import Traffic
     from rowmill.distributed.meter import Meter
+    from rowmill.distributed.placement import PlacementSetting
     from rowmill.distributed.ranks import Ranks
     from rowmill.distributed.row_cache import CacheUse, Reads, RowCache
     from rowmill.distributed.strategy import Lane, Strategy
     from rowmill.nn import Feature
-    from rowmill.store.steps import LookupGuard
     from rowmill.store.store import Store
     from rowmill.store.tables import Table
 
@@ -44,23 +44,19 @@ class Prepared:
 
     Attributes:
         training: Whether this is a training get: rows are created and will be updated.
-        sent: Requests of this rank to owners, per lane or chunk.
-        owned: Requests of all ranks to this rank, per lane or chunk.
+        requests: Requests of this rank to owners, and of all ranks to this rank.
         bags: Bags over received and cached rows, for pooling.
         answered: Bags over received rows only, for their gradients.
-        device: Device of the pooled vectors.
-        forward: Name of the forward in error messages.
+        looked: The batch.
         reads: The row cache's plan for this batch, if there is a cache.
         pooled: The pooled vectors, if rows were read ahead.
     """
 
     training: bool
-    sent: list[Sent]
-    owned: list[Owned]
+    requests: Requests
     bags: list[Bags]
     answered: list[Bags]
-    device: torch.device
-    forward: str
+    looked: LookedUp
     reads: Reads | None = None
     pooled: Tensor | None = None
 
@@ -80,6 +76,8 @@ class ShardedCollection(StoredModule):
             must be distinct across stores.
         ranks: The participating ranks.
         strategy: How categories share messages; results are equal.
+        placement: By table name, "rows", "pooled", "whole" or "whole:RANK", where "" stands for all other tables. Or one
+            placement for all tables. None: that of the `Checkpoint` that opened the store, else "rows".
         rows_on_wire: "fp32", or "bf16" to halve the bytes of rows and gradients, rounded to nearest.
         chunk_bytes_max: Rows and gradients above this many bytes are split into messages of whole tables. The next is
             packed while one is sent, and two are in memory at a time. Results are equal.
@@ -95,6 +93,7 @@ class ShardedCollection(StoredModule):
         *,
         ranks: Ranks,
         strategy: Strategy = "packed",
+        placement: PlacementSetting | None = None,
         rows_on_wire: RowsOnWire = "fp32",
         chunk_bytes_max: int | str = "64MiB",
         output_dtype: torch.dtype = torch.float32,
@@ -105,7 +104,7 @@ class ShardedCollection(StoredModule):
         def make() -> tuple[tuple[Plan, list[Lane], int], dict[str, Any]]:
             check_rows_on_wire(rows_on_wire)
             check_output_dtype(output_dtype)
-            plan = Plan(tuple(features))
+            plan = Plan(tuple(features), ranks.count, placement)
             chunk = parse_size(chunk_bytes_max, name="chunk_bytes_max")
             if chunk == 0:
                 raise InvalidInput(
@@ -120,6 +119,8 @@ class ShardedCollection(StoredModule):
             return (plan, plan.lanes(strategy), chunk), said | plan.described()
 
         self._plan, lanes, chunk = ranks.agree(make, "the collection")
+        for table, chosen in self._plan.placements.items():
+            table.store.sharding.chosen[table.name] = str(chosen)
         number = ranks.whereabouts.begin("collection").number
         of = "" if number == 1 else f" of collection {number}"
         # With gloo, collectives of different kinds never match each other, so the first collection needs no separate group
@@ -224,12 +225,10 @@ class ShardedCollection(StoredModule):
             )
         if isinstance(batch, Exception):
             return LookedUp(batch, 0, torch.device("cpu"))
-        asked: list[Asked] | Exception
         try:
-            asked = self._plan.look_up(batch, self._features_by_lane, self._exchange.lanes)
+            return self._plan.look_up(batch, self._features_by_lane, self._exchange.lanes)
         except Exception as error:
-            asked = error
-        return LookedUp(asked, batch.batch_size, batch.values.device)
+            return LookedUp(error, batch.batch_size, batch.values.device)
 
     def send_ids(
         self,
@@ -249,13 +248,13 @@ class ShardedCollection(StoredModule):
         """
         asked = looked.asked
         if isinstance(asked, Exception):
-            exchange.ask(asked, training=training)
+            exchange.ask(asked, [], training=training)
             raise AssertionError("ask() raises if it is given an error") from asked
         lookups = [one.lookups for one in asked] if reads is None else reads.missing
-        sent, owned, forward = exchange.ask(lookups, training=training)
-        pairs = [self._bags(one, asked[one.lane], looked.count, reads) for one in sent]
+        requests = exchange.ask(lookups, [one.bags for one in asked], training=training)
+        pairs = [self._bags(one, asked[one.lane], looked.count, reads) for one in requests.sent]
         bags, answered = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        return Prepared(training, sent, owned, bags, answered, looked.device, forward, reads)
+        return Prepared(training, requests, bags, answered, looked, reads)
 
     def _bags(self, sent: Sent, asked: Asked, count: int, reads: Reads | None) -> tuple[Bags, Bags]:
         """The bags of a lane or a chunk over all its rows, and over received rows only."""
@@ -274,7 +273,10 @@ class ShardedCollection(StoredModule):
     def held_rows(self, cache: RowCache, use: CacheUse, *, training: bool) -> HeldRows | None:
         """The rows that a row cache may hold during a run: those that the run does not train. None if it trains all."""
         tables = self._plan.tables
-        kept = [not training or table.store.read_only for table in tables]
+        kept = [
+            (not training or table.store.read_only) and not self._plan.placements[table].pools
+            for table in tables
+        ]
         changing = [table for table, may in zip(tables, kept, strict=True) if may]
         changing = [table for table in changing if not table.store.read_only]
         if not any(kept):
@@ -322,7 +324,7 @@ class ShardedCollection(StoredModule):
             failure = prepared.reads.held.begin(prepared.reads)
         owned = failure or self._read(prepared, exchange)
         if isinstance(owned, Exception):
-            next(exchange.send_rows(owned, prepared.sent, prepared.owned, prepared.forward))
+            next(exchange.send_rows(owned, prepared.requests))
             raise AssertionError("send_rows() raises if it is given an error")
         # Backward runs in the order of the training loop, so gradients use the exchange of its thread.
         return Coming(prepared, owned, exchange, self._exchange, self._dtype)
@@ -330,7 +332,7 @@ class ShardedCollection(StoredModule):
     def announce(self, prepared: Prepared, *, steps: int) -> None:
         """Prefetch the rows that other ranks requested from this rank; see `Store.lookahead`."""
         ids: dict[Table, Tensor] = {}
-        for asked in prepared.owned:
+        for asked in prepared.requests.owned:
             tables = [self._plan.tables[place] for place in asked.places]
             ids |= zip(tables, asked.unique.by_category(), strict=True)
         for store in self._plan.stores:
@@ -350,56 +352,14 @@ class ShardedCollection(StoredModule):
         """Names of the features and their tables."""
         return ", ".join(f"{feature.name}->{feature.table.name}" for feature in self.features)
 
-    def _read(self, prepared: Prepared, exchange: Exchange) -> _OwnedRows | Exception:
+    def _read(self, prepared: Prepared, exchange: Exchange) -> OwnedRows | Exception:
         """Read the distinct rows requested from this rank, with one call of the store per group of tables."""
         try:
-            return _OwnedRows(self._plan, prepared, exchange)
+            return OwnedRows(
+                self._plan, prepared.requests, exchange.buffers, training=prepared.training
+            )
         except Exception as error:
             return error
-
-
-class _OwnedRows:
-    """Distinct rows requested from a rank, flat, in the plan's order of tables.
-
-    Attributes:
-        rows: The rows of every chunk; valid until the next exchange.
-        floats: Number of floats of every chunk.
-    """
-
-    def __init__(self, plan: Plan, prepared: Prepared, exchange: Exchange) -> None:
-        unique = [asked.unique for asked in prepared.owned]
-        ids = _joined([one.ids for one in unique])
-        times = _joined([asked.times for asked in prepared.owned])
-        counts = [count for one in unique for count in one.counts_listed]
-        rows = [0, *accumulate(counts)]
-        widths = [count * table.dim for count, table in zip(counts, plan.tables, strict=True)]
-        floats = [0, *accumulate(widths)]
-        flat = exchange.buffers.take("owned", 0, floats[-1])
-        self._groups: list[tuple[LookupGuard, slice]] = []
-        for places in plan.groups:
-            # Tables without ids take part too, so that their step is counted as on one rank.
-            begin, end = places.start, places.stop
-            asked = slice(rows[begin], rows[end])
-            out = slice(floats[begin], floats[end])
-            guard = lookup_rows(
-                plan.tables[begin:end],
-                ids[asked],
-                counts[begin:end],
-                times[asked],
-                flat[out],
-                training=prepared.training and not plan.tables[begin].store.read_only,
-            )
-            if guard is not None:
-                self._groups.append((guard, out))
-        self.floats = [
-            floats[asked.places.stop] - floats[asked.places.start] for asked in prepared.owned
-        ]
-        self.rows = torch.split(flat, self.floats)
-
-    def arrive(self, gradient: Tensor) -> None:
-        """Take the gradient of all rows; called in a backward pass."""
-        for guard, place in self._groups:
-            guard.arrive(gradient[place])
 
 
 class Coming:
@@ -408,14 +368,15 @@ class Coming:
     def __init__(
         self,
         prepared: Prepared,
-        rows: _OwnedRows,
+        rows: OwnedRows,
         there: Exchange,
         back: Exchange,
         dtype: torch.dtype,
     ) -> None:
         # Not the batch itself: a pipeline stores the result of `pool` in it, which would make a reference cycle.
-        self.sent, self.owned, self.bags = prepared.sent, prepared.owned, prepared.bags
+        self.requests, self.bags = prepared.requests, prepared.bags
         self.answered, self.reads = prepared.answered, prepared.reads
+        self.scales = prepared.looked.scales
         self.rows = rows
         self.there = there
         """The exchange for rows."""
@@ -423,12 +384,12 @@ class Coming:
         """The exchange for gradients."""
         self.dtype = dtype
         """dtype of pooled vectors."""
-        self.training, self.forward = prepared.training, prepared.forward
+        self.training = prepared.training
         self.wires: Iterator[Tensor] = iter(())
         """Received rows per chunk; `next` waits."""
         self.add_gradients: Callable[[Sequence[Tensor]], None] | None = None
         """Waits for gradients and adds them to the given sums; set when they have been sent."""
-        self._device = prepared.device
+        self._device = prepared.looked.device
         travelling = _Travel.apply(_anchor if prepared.training else None, self)
         assert isinstance(travelling, Tensor)
         self._travelling = travelling
@@ -454,9 +415,7 @@ class _Travel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor | None, coming: Coming) -> Tensor:
         ctx.coming = coming
-        coming.wires = coming.there.send_rows(
-            coming.rows.rows, coming.sent, coming.owned, coming.forward
-        )
+        coming.wires = coming.there.send_rows(coming.rows.rows, coming.requests)
         return torch.empty(0)
 
     @staticmethod
@@ -481,20 +440,26 @@ class _Pooled(torch.autograd.Function):
         out = torch.empty(bags[0].count, bags[0].width, dtype=coming.dtype, device=device)
         ctx.wires = list[Tensor | None]()
         for wire, sent, of_chunk, needed in zip(
-            coming.wires, coming.sent, bags, ctx.needs_input_grad[2:], strict=True
+            coming.wires, coming.requests.sent, bags, ctx.needs_input_grad[2:], strict=True
         ):
             rows = wire if reads is None else reads.held.complete(reads, sent, wire)
             recover(rows, of_chunk if device.type == "cpu" else on(of_chunk, device), out)
             ctx.wires.append(rows.cpu().clone() if needed else None)
+        for scale in coming.scales:
+            scale.apply(out)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         coming, gradient = ctx.coming, gradient.contiguous().cpu()
+        if coming.scales:
+            gradient = gradient.clone()
+            for scale in coming.scales:
+                scale.apply(gradient)
         if coming.training:
             coming.add_gradients = coming.back.send_gradients(
-                gradient, coming.answered, coming.sent, coming.owned, coming.forward
+                gradient, coming.answered, coming.requests
             )
         factors = [
             None if wire is None else weights_backward(wire, gradient, of_chunk)
@@ -508,7 +473,3 @@ _place_of: Callable[[Placed], int] = attrgetter("place")
 _anchor = torch.empty(0, requires_grad=True)
 """An input with `requires_grad`, so that autograd records the exchange even on a rank without requests: backward is a
 collective."""
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

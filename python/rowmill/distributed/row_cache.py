@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from rowmill.distributed._exchange.exchange import Lookups
+from rowmill.distributed._exchange.requests import Lookups
 from rowmill.errors import InvalidInput
 from rowmill.ops.exchange import Bags, Message, Unique, combine, segment_unique
 from rowmill.size import check_int, parse_size
@@ -157,7 +157,9 @@ class Reads:
         slots_U = torch.cat([self.slots[place] for place in places])
         hit_U = slots_U >= 0
         alone_U = torch.full((len(slots_U),), -1, dtype=torch.int32)
-        alone_U[~hit_U] = sent.combined
+        missing = int((~hit_U).sum())
+        # After the rows come vectors of bags that their owners pool, which are never cached.
+        alone_U[~hit_U], vectors = sent.combined[:missing], sent.combined[missing:]
         counts = torch.tensor([len(self.hits[place]) for place in places], dtype=torch.int32)
         kept_U = int(sent.message.counts.sum()) - 1 + hit_U.cumsum(0).int()
         all_U = torch.where(hit_U, kept_U, alone_U)
@@ -167,8 +169,12 @@ class Reads:
         inverse = torch.where(inverse < 0, inverse, inverse - first)
         message = Message(torch.cat([sent.message.counts, counts]), sent.message.dims)
         return (
-            replace(bags, message=message, combined=combine(inverse, all_U)),
-            replace(bags, message=sent.message, combined=combine(inverse, alone_U)),
+            replace(bags, message=message, combined=torch.cat([combine(inverse, all_U), vectors])),
+            replace(
+                bags,
+                message=sent.message,
+                combined=torch.cat([combine(inverse, alone_U), vectors]),
+            ),
         )
 
 

@@ -23,6 +23,27 @@ STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 
 @dataclass(frozen=True)
+class PooledCategory:
+    """A category whose rows are pooled at their owners, which send vectors.
+
+    Attributes:
+        category: Its number.
+        features: Number of features, which have one bag per sample each.
+        rank: The rank that keeps all rows; None: the owner hash selects the rank of each row.
+        padding: The padding id, or None.
+    """
+
+    category: int
+    features: int
+    rank: int | None
+    padding: int | None
+
+    def by(self, rank: int) -> bool:
+        """Whether a rank keeps rows of this category."""
+        return self.rank is None or self.rank == rank
+
+
+@dataclass(frozen=True)
 class Lane:
     """Categories that share messages: their positions in the collection, their numbers and their dims."""
 
@@ -31,14 +52,38 @@ class Lane:
     dims: tuple[int, ...]
     hashed: bool
     """Whether ids are sent hashed, with their categories in a separate message."""
+    pooled: tuple[PooledCategory, ...] = ()
+    """The last of the categories: those whose rows are pooled at their owners."""
+
+    @property
+    def requested(self) -> int:
+        """Number of categories whose distinct rows are requested; they precede the others."""
+        return len(self.categories) - len(self.pooled)
 
 
 def lanes(
-    strategy: Strategy, groups: Sequence[int], categories: Sequence[int], dims: Sequence[int]
+    strategy: Strategy,
+    groups: Sequence[int],
+    categories: Sequence[int],
+    dims: Sequence[int],
+    pooled: Sequence[PooledCategory] = (),
 ) -> list[Lane]:
-    """The lanes of a strategy; the categories of a group must be adjacent."""
+    """The lanes of a strategy.
+
+    Args:
+        strategy: The strategy.
+        groups: The group of every category; the categories of a group must be adjacent.
+        categories: Their numbers.
+        dims: Their dims.
+        pooled: The last of the categories: those whose rows are pooled at their owners.
+    """
     if strategy not in STRATEGIES:
         raise InvalidInput(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
+    if strategy == "source-hash" and pooled:
+        raise InvalidInput(
+            'strategy "source-hash" works with placement "rows" only: choose another strategy, such as "packed"'
+        )
+    first_pooled = len(categories) - len(pooled)
     ends = [
         place
         for place in range(1, len(groups))
@@ -52,6 +97,7 @@ def lanes(
             tuple(categories[begin:end]),
             tuple(dims[begin:end]),
             strategy == "source-hash",
+            tuple(pooled[max(begin - first_pooled, 0) : max(end - first_pooled, 0)]),
         )
         for begin, end in pairwise(bounds)
     ]

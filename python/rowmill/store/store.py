@@ -16,6 +16,7 @@ from rowmill.size import check_int, parse_size
 from rowmill.store.changes import Changes
 from rowmill.store.eviction import admission_to_dict, eviction_to_dict
 from rowmill.store.remote import KEEP_MAX
+from rowmill.store.sharding import Sharding
 from rowmill.store.steps import ExplicitStep, ForwardStep, StepKeeper
 from rowmill.store.tables import Destination, Dtype, Ids, Table, Ticket, as_ids
 
@@ -131,6 +132,8 @@ class Store:
         """Seed of the initializers, as given when the store was created."""
         self.read_only: bool = core.read_only
         self.steps = StepKeeper(core)
+        self.sharding = Sharding()
+        """How its tables are spread over ranks."""
         # Weak: no reference cycle, so that an unused store closes at once, without the garbage collector.
         self._tables: WeakValueDictionary[str, Table] = WeakValueDictionary()
 

@@ -34,7 +34,12 @@ def is_first() -> bool:
 
 
 def check_alone(config: Config) -> None:
-    """Raise `ConfigError` if the settings name a backend, which a run without torchrun does not use."""
+    """Raise `ConfigError` if the settings name a backend or placement, which a run without torchrun does not use."""
+    if config.train.placement is not None:
+        raise ConfigError(
+            f"train.placement = {config.train.placement!r} needs many ranks: start the command with torchrun, or drop "
+            "--placement"
+        )
     if config.train.backend != "gloo":
         raise ConfigError(
             f"train.backend = {config.train.backend!r} needs many ranks: start the command with torchrun, or drop "

@@ -196,9 +196,43 @@ def test_resume_refuses_another_dtype_of_rows_in_messages(
     assert "cannot resume: train.rows_on_wire was 'bf16' and is 'fp32'" in printed(out, 2)[0]
 
 
-def killed(server: ForkServerContext, log: Path, out: Path) -> str:
+@pytest.mark.parametrize("placement", ["pooled", "whole"])
+def test_placements_give_the_same_steps_and_are_kept(
+    placement: str, two: Path, log: Path, server: ForkServerContext, tmp_path: Path
+) -> None:
+    killed(server, log, tmp_path, "--placement", placement)
+    run(server, 2, log, tmp_path, "--resume")
+    alike(measured(tmp_path), measured(two))
+    manifest = Manifest.load(tmp_path / "store")
+    assert manifest is not None
+    kept = {"pooled": {"pooled"}, "whole": {"whole:0", "whole:1"}}
+    assert set(manifest.placements.values()) == kept[placement]
+    assert set(manifest.placements) == set(manifest.tables)
+
+
+@pytest.mark.parametrize(
+    ("count", "placement", "message"),
+    [
+        (
+            1,
+            "pooled",
+            "train.placement = 'pooled' needs many ranks: start the command with torchrun",
+        ),
+        (2, "split", "placement must be rows, pooled, whole or whole:RANK, got 'split'"),
+        (2, "rows,no=pooled", "placement names table 'no', which does not exist: use one of"),
+    ],
+)
+def test_an_invalid_placement_is_refused(
+    log: Path, server: ForkServerContext, tmp_path: Path, count: int, placement: str, message: str
+) -> None:
+    codes, said = start_any(server, count, log, tmp_path, "--placement", placement)
+    assert codes == [2] * count, said
+    assert all(message in of_rank for of_rank in said), said
+
+
+def killed(server: ForkServerContext, log: Path, out: Path, *more: str) -> str:
     """Start two ranks and kill the second after the second checkpoint; returns the output of the first."""
-    ranks = start(server, 2, [arguments(log, out)] * 2, out)
+    ranks = start(server, 2, [arguments(log, out, *more)] * 2, out)
 
     def saved() -> bool:
         manifest = Manifest.load(out / "store")

@@ -140,13 +140,16 @@ def train(
     random: bool = True,
     die: str | None = None,
     keep: int | None = None,
+    placement: str | None = None,
+    of_collection: str | None = None,
 ) -> dict[str, Any]:
-    """Train from the last checkpoint, and save at intervals."""
+    """Train from the last checkpoint, and save at intervals; `of_collection` is the placement that the collection gets."""
     checkpoint = Checkpoint(folder / "run", ranks=ranks)
     losses: dict[int, float] = {}
-    with Watch(ranks, grace_s=5) as watch, checkpoint.open(memory="16MiB", seed=7) as store:
+    settings: dict[str, Any] = {"memory": "16MiB", "seed": 7, "placement": placement}
+    with Watch(ranks, grace_s=5) as watch, checkpoint.open(**settings) as store:
         features = tables_of(store)
-        collection = ShardedCollection(features, ranks=ranks)
+        collection = ShardedCollection(features, ranks=ranks, placement=of_collection)
         model = ranks.data_parallel(Backwards(sum(collection.dims)), repeatable=True)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         torch.manual_seed(ranks.rank)
@@ -226,10 +229,10 @@ def counters_of(store: rowmill.Store) -> dict[str, list[int]]:
     return {name: [figures["steps"], figures["births"]] for name, figures in tables.items()}
 
 
-def look(ranks: Ranks, folder: Path, said: Path) -> dict[str, Any]:
+def look(ranks: Ranks, folder: Path, said: Path, *, placement: str | None = None) -> dict[str, Any]:
     """Rows and counters right after the checkpoint was opened."""
     checkpoint = Checkpoint(folder / "run", ranks=ranks)
-    with checkpoint.open(memory="16MiB") as store:
+    with checkpoint.open(memory="16MiB", placement=placement) as store:
         rows = rows_of(store)
         return {"rows": rows, "counters": counters_of(store), "number": checkpoint.number}
 
@@ -374,13 +377,18 @@ def bad(ranks: Ranks, folder: Path, said: Path, *, what: str) -> dict[str, Any]:
     try:
         checkpoint = Checkpoint(mine, ranks=ranks)
         options: dict[str, Any] = {"seed": 9 if what == "seed" and last else 7}
+        if what == "placements" and last:
+            options["placement"] = "user=whole:1"
+        if what == "placement":
+            options["placement"] = "user=whole:9"
         if what == "option":
             options["read_only"] = True
         with checkpoint.open(memory="16MiB", **options) as store:
             features = tables_of(store)
             if what == "tables":
                 store.table("another", dim=4, optimizer=rowmill.optim.SGD(lr=0.1))
-            collection = ShardedCollection(features, ranks=ranks)
+            other = "user=whole:1" if what == "placement of collection" else None
+            collection = ShardedCollection(features, ranks=ranks, placement=other)
             model = Backwards(sum(collection.dims) + (what == "model"))
             optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
             if what == "optimizer":

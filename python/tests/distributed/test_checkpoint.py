@@ -138,6 +138,64 @@ def test_other_numbers_of_ranks_take_over_the_rows(tmp_path: Path) -> None:
     assert results[0]["counters"] == alone[0]["counters"]
 
 
+def test_other_placements_take_over_the_rows(tmp_path: Path) -> None:
+    alone = Run("train", tmp_path / "alone", count=1, until=120, every=120, random=False).results()
+    losses: list[float] = []
+    results: list[dict[str, Any]] = []
+    mixed = "rows,word=pooled,tag=whole:2,user=whole"
+    # None keeps the placement: whole on 3 and then on 1 rank.
+    for until, count, placement, kept in [
+        (20, 2, None, {}),
+        (40, 2, "whole", {"user": "whole:0", "item": "whole:1"}),
+        (60, 3, None, {"user": "whole:0", "item": "whole:1"}),
+        (80, 3, mixed, {"user": "whole:0", "tag": "whole:2", "word": "pooled"}),
+        (100, 2, None, {"user": "whole:0", "tag": "whole:0", "word": "pooled"}),
+        (120, 2, "pooled", {"user": "pooled", "colour": "pooled"}),
+    ]:
+        if results:
+            opened = Run("look", tmp_path, count=count, placement=placement).results()
+            assert rows_of(opened) == rows_of(results), "rows with state must be bit-identical"
+            for table, (steps, births) in summed(results).items():
+                assert summed(opened)[table] == (steps, births)
+        run = Run(
+            "train", tmp_path, count=count, until=until, every=20, random=False, placement=placement
+        )
+        results = run.results()
+        losses += results[0]["losses"]
+        placements = json.loads((tmp_path / "run" / "CHECKPOINT").read_text().partition("\n")[2])
+        found = placements.get("placements", {})
+        assert found | kept == found
+        assert bool(found) == bool(kept)
+        for table, at in found.items():
+            for rank, result in enumerate(results):
+                if at.startswith("whole:"):
+                    assert bool(result["rows"][table]) == (at == f"whole:{rank}"), (table, at)
+        parts = [path.name for path in (tmp_path / "run").iterdir() if path.is_dir()]
+        assert len(parts) == 1, f"parts of other placements must be removed: {parts}"
+    assert losses == pytest.approx(alone[0]["losses"], rel=1e-5)
+    rows, wanted = rows_of(results), rows_of(alone)
+    assert rows.keys() == wanted.keys()
+    for key, row in rows.items():
+        assert row == pytest.approx(wanted[key], abs=1e-4), key
+
+
+def test_a_killed_run_keeps_its_placement_and_its_bits(tmp_path: Path) -> None:
+    of = {"count": 3, "every": EVERY}
+    mixed = "rows,user=whole,tag=whole,word=pooled"
+    wanted = Run("train", tmp_path / "whole", until=STEPS[3], placement=mixed, **of).results()
+    # The collection's own setting is kept by the checkpoint, too.
+    Run("train", tmp_path, until=2 * EVERY, of_collection=mixed, **of).results()
+    Run("train", tmp_path, until=4 * EVERY, die="before the manifest", **of).end()
+    results = Run("train", tmp_path, until=STEPS[3], **of).results()
+    for result, other in zip(results, wanted, strict=True):
+        assert result["begin"] == 3 * EVERY
+        for what in ("rows", "counters", "weights", "random"):
+            assert result[what] == other[what], what
+    # Also if the collection names its placement again, on another number of ranks.
+    again = {"every": EVERY, "until": STEPS[3] + EVERY, "of_collection": mixed}
+    assert Run("train", tmp_path, count=2, **again).results()[0]["begin"] == STEPS[3]
+
+
 def summed(results: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
     """Per table, its number of steps, and rows created on all ranks."""
     tables = results[0]["counters"]
@@ -208,6 +266,22 @@ def save_two(folder: Path) -> Path:
             2,
             "rank 0: position must be numbers, strings, lists or dicts, got <object",
         ),
+        (
+            "placements",
+            2,
+            "ranks disagree on the checkpoint, the placement: rank 0 has None, rank 1 has 'user=whole:1'",
+        ),
+        (
+            "placement",
+            2,
+            "rank 0: placement of table 'user' must name a rank below 2, the number of ranks, got 'whole:9'",
+        ),
+        (
+            "placement of collection",
+            2,
+            "rank 0: placement of table 'user' must be 'rows', which its checkpoint or another collection has set, got "
+            "'whole:1': leave it out here",
+        ),
         ("option", 2, "read_only is set by the checkpoint"),
         ("full", 2, "rank 1: no space left"),
     ],
@@ -258,9 +332,9 @@ def test_a_newer_manifest_is_refused(tmp_path: Path) -> None:
     head, _, rest = (folder / "CHECKPOINT").read_text().partition("\n")
     words = head.split()
     assert json.loads(rest)["number"] == 1
-    (folder / "CHECKPOINT").write_text(" ".join([words[0], "2", *words[2:]]) + "\n" + rest)
+    (folder / "CHECKPOINT").write_text(" ".join([words[0], "3", *words[2:]]) + "\n" + rest)
     results = Run("bad", tmp_path, count=2, what="newer").results()
-    assert "has format version 2, this build reads up to 1" in results[1]["message"]
+    assert "has format version 3, this build reads up to 2" in results[1]["message"]
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:

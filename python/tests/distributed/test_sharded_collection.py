@@ -57,6 +57,104 @@ def test_training_equals_training_on_one_rank(
         assert all(any(ids for ids, _ in result["rows"].values()) for result in results)
 
 
+PLACEMENTS = {
+    "pooled": "pooled",
+    "whole": "whole",
+    "mixed": "word=pooled,tag=whole:0,user=pooled,shop=rows",
+}
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_every_placement_trains_as_one_rank_does(
+    processes: Processes, tmp_path: Path, alone: dict[str, Any], count: int, placement: str
+) -> None:
+    of = {"steps": STEPS, "placement": placement}
+    results = processes.run("train", tmp_path, count=count, **of)
+    for result in results:
+        assert result["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+        assert result["weights"] == results[0]["weights"]
+    rows, wanted = rows_of(results), rows_of([alone])
+    assert rows.keys() == wanted.keys()
+    for key, row in rows.items():
+        assert row == pytest.approx(wanted[key], abs=1e-4), key
+    if placement == "whole":
+        for number, name in enumerate(("user", "item", "shop", "word", "tag", "colour")):
+            for rank, result in enumerate(results):
+                assert bool(result["rows"][name][0]) == (rank == number % count), (name, rank)
+    # One round per leg and step, whatever the mix.
+    rounds = {"counts": 2 * (STEPS + 1), "keys": STEPS + 1, "rows": STEPS + 1, "gradients": STEPS}
+    assert results[0]["rounds"] == rounds
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
+def test_placements_give_equal_bits_with_every_strategy_chunk_and_pipeline(
+    processes: Processes, tmp_path: Path, placement: str
+) -> None:
+    of: dict[str, Any] = {"count": 3, "steps": 20, "placement": placement}
+    whole = processes.run("train", tmp_path / "whole", **of)
+    others: dict[str, dict[str, Any]] = {
+        "fused": {"strategy": "fused"},
+        "per-category": {"strategy": "per-category"},
+        "tiny chunks": {"chunk_bytes_max": 1},
+        "some chunks": {"chunk_bytes_max": 1000},
+        "ahead": {"pipeline": {"depth": 2, "in_flight": 2}},
+    }
+    for name, settings in others.items():
+        results = processes.run("train", tmp_path / name, **of, **settings)
+        for got, wanted in zip(results, whole, strict=True):
+            for what in ("losses", "rows", "weights", "evaluated"):
+                assert got[what] == wanted[what], (name, what)
+            for leg in ("rows", "gradients"):
+                assert got["bytes"][leg] == wanted["bytes"][leg], (name, leg)
+    narrow = processes.run("train", tmp_path / "bf16", **of, rows_on_wire="bf16")
+    for leg in ("rows", "gradients"):
+        assert 2 * narrow[0]["bytes"][leg] == whole[0]["bytes"][leg]
+    assert narrow[0]["losses"] == pytest.approx(whole[0]["losses"], rel=1e-2)
+    rules = {"steps": 40, "rules": True}
+    one = processes.run("alone", tmp_path / "one", count=1, **rules)[0]
+    results = processes.run("train", tmp_path / "rules", count=3, placement=placement, **rules)
+    for name, wanted in one["counts"].items():
+        for what in ("births", "evicted"):
+            counts = [result["counts"][name][what] for result in results]
+            assert sum(counts) == wanted[what], (name, what)
+        assert {result["counts"][name]["steps"] for result in results} == {wanted["steps"]}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("placement", ["pooled", "whole"])
+def test_bytes_of_bags_pooled_at_owners_match_the_formula(
+    processes: Processes, tmp_path: Path, placement: str, count: int
+) -> None:
+    tables, dim, ids, samples = 6, 64, 50, 64
+    of = {"tables": tables, "dim": dim, "ids": ids, "samples": samples}
+    results = processes.run("bags", tmp_path, count=count, placement=placement, **of)
+    sent = {
+        leg: sum(result[leg] for result in results) / count for leg in ("keys", "rows", "gradients")
+    }
+    others = (count - 1) / count if placement == "whole" else count - 1
+    vectors = 4 * tables * dim * samples * others
+    assert sent["rows"] == sent["gradients"] == pytest.approx(vectors, rel=0.05)
+    asked = 8 * tables * ids * samples * (count - 1) / count
+    # The lengths of bags, in four bytes each, come on top of the formula.
+    lengths = 4 * tables * samples * others
+    assert sent["keys"] - lengths == pytest.approx(asked, rel=0.05)
+    assert sent["keys"] + sent["rows"] == pytest.approx(asked + vectors, rel=0.05)
+
+
+def test_weights_of_bags_pooled_at_owners_equal_those_of_rows(
+    processes: Processes, tmp_path: Path
+) -> None:
+    for result in processes.run("placed_weights", tmp_path, count=3):
+        for placement in ("pooled", "whole", "mixed"):
+            for got, wanted in zip(result[placement], result["rows"], strict=True):
+                assert got == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+        assert result["refused"].startswith(
+            "rank 0: weights with gradients need the rows where bags are, but table 'user' of feature 'user' has "
+            "placement 'pooled'"
+        )
+
+
 def test_bfloat16_outputs_equal_those_of_one_rank(processes: Processes, tmp_path: Path) -> None:
     folder = tmp_path / "alone"
     folder.mkdir()
@@ -174,7 +272,8 @@ def test_message_buffers_hold_at_most_two_chunks(processes: Processes, tmp_path:
 def test_with_chunks_all_ranks_name_a_rank_that_cannot_read_its_rows(
     processes: Processes, tmp_path: Path
 ) -> None:
-    for result in processes.run("wrong", tmp_path, count=3, what="closed", chunk_bytes_max=1):
+    settings = {"what": "closed", "chunk_bytes_max": 1, "placement": "user=pooled,item=whole:2"}
+    for result in processes.run("wrong", tmp_path, count=3, **settings):
         assert result["error"] == "ExchangeFailed"
         assert result["message"].startswith("rank 2: ")
 
@@ -285,6 +384,22 @@ def test_rows_of_another_model_are_read_only(
         (
             "chunk",
             "ranks disagree on the collection, chunk_bytes_max: rank 0 has 67108864, rank 2 has 1000",
+        ),
+        (
+            "placement",
+            "ranks disagree on the collection, the placement of table 'user': rank 0 has 'rows', rank 2 has 'pooled'",
+        ),
+        (
+            "placement kind",
+            "rank 2: placement of table 'user' must be rows, pooled, whole or whole:RANK, got 'split'",
+        ),
+        (
+            "placement rank",
+            "rank 2: placement of table 'user' must name a rank below 3, the number of ranks, got 'whole:3'",
+        ),
+        (
+            "placement table",
+            "rank 2: placement names table 'usr', which does not exist: use one of user, item, shop",
         ),
         ("no chunk", 'rank 2: chunk_bytes_max must be > 0, got 0: give a size such as "16MiB"'),
         (

@@ -9,4 +9,4 @@ mod share;
 
 pub use changes::{ChangedRows, ChangedTable, Changes, Replayed};
 pub use pin::{CheckpointPart, FILES_ATTACHMENT, PartReader, PinnedCheckpoint};
-pub use share::Share;
+pub use share::{Keeper, Share};

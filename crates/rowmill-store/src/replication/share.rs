@@ -26,10 +26,24 @@ pub struct Share {
     pub counters: bool,
 }
 
+/// Which ranks take the rows of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeper {
+    /// Each row belongs to the rank that a hash of this category and its id selects.
+    Hash(u64),
+    /// All rows belong to one rank.
+    Rank(u32),
+    /// Every rank takes all rows, and all counters.
+    Every,
+    /// These rows and counters are copies of those of another part: no rank takes them.
+    Copied,
+}
+
 /// A table that receives rows.
 struct Taking {
     table: Table,
-    owner: Owner,
+    keeper: Keeper,
+    share: Share,
     /// Its counters after the copy.
     counts: TableEntry,
 }
@@ -40,7 +54,7 @@ impl Changes {
     /// `target` lacks are created, so the first share determines their order. Nothing is saved.
     ///
     /// # Arguments
-    /// `category`: the category that determines the owners of a table's rows, given the table's name.
+    /// `keeper`: which ranks take a table's rows, given the table's name.
     ///
     /// # Errors
     /// As [`Changes::replay`], and [`StoreError::SpecMismatch`] when `target` has other tables.
@@ -51,7 +65,7 @@ impl Changes {
         &self,
         target: &Arc<Store>,
         share: Share,
-        category: &dyn Fn(&str) -> u64,
+        keeper: &dyn Fn(&str) -> Keeper,
     ) -> Result<u64, StoreError> {
         assert_eq!(self.since(), 0, "a share is taken of all rows, since checkpoint 0");
         if let Some(time) = self.manifest.event_time {
@@ -59,12 +73,12 @@ impl Changes {
         }
         let mut takings = HashMap::new();
         for entry in &self.manifest.tables {
-            let owner = Owner::new(category(&entry.name), share.ranks);
-            takings.insert(entry.name.as_str(), self.begin_taking(target, entry, owner, share)?);
+            let taking = self.begin_taking(target, entry, keeper(&entry.name), share)?;
+            takings.insert(entry.name.as_str(), taking);
         }
         let (mut taken, mut failure) = (0, None);
         self.for_each(usize::MAX, |changed| {
-            match takings[changed.table].take(&changed, share.rank) {
+            match takings[changed.table].take(&changed) {
                 Ok(rows) => taken += rows,
                 Err(error) => failure = Some(error),
             }
@@ -81,7 +95,7 @@ impl Changes {
         &self,
         target: &Arc<Store>,
         entry: &TableEntry,
-        owner: Owner,
+        keeper: Keeper,
         share: Share,
     ) -> Result<Taking, StoreError> {
         let table = target.table(&entry.name, &entry.spec)?;
@@ -105,8 +119,13 @@ impl Changes {
                 format!("{} does not have the size of the sketch of table {:?}", counters.file, entry.name);
             return Err(StoreError::Corrupt { what });
         }
-        let of = |count: u64| if share.counters { count } else { 0 };
-        let owned = entry.hot.iter().copied().filter(|&(id, _)| owner.of(id) == share.rank);
+        let counted = match keeper {
+            Keeper::Hash(_) | Keeper::Rank(_) => share.counters,
+            Keeper::Every => true,
+            Keeper::Copied => false,
+        };
+        let of = |count: u64| if counted { count } else { 0 };
+        let owned = entry.hot.iter().copied().filter(|&(id, _)| keeper.takes(id, share));
         let counts = TableEntry {
             accesses: state.accesses() + of(entry.accesses),
             births: state.births() + of(entry.births),
@@ -115,15 +134,26 @@ impl Changes {
             hot: HotRows::most(state.hot_counts().into_iter().chain(owned).collect()),
             ..entry.clone()
         };
-        Ok(Taking { table, owner, counts })
+        Ok(Taking { table, keeper, share, counts })
+    }
+}
+
+impl Keeper {
+    fn takes(self, id: u64, share: Share) -> bool {
+        match self {
+            Self::Hash(category) => Owner::new(category, share.ranks).of(id) == share.rank,
+            Self::Rank(rank) => rank == share.rank,
+            Self::Every => true,
+            Self::Copied => false,
+        }
     }
 }
 
 impl Taking {
-    /// Write the rows that `rank` owns. Returns how many.
-    fn take(&self, changed: &ChangedRows<'_>, rank: u32) -> Result<u64, StoreError> {
+    /// Write the rows that this rank takes. Returns how many.
+    fn take(&self, changed: &ChangedRows<'_>) -> Result<u64, StoreError> {
         let ChangedRows { ids, rows, row_floats, stamps, .. } = *changed;
-        let mine: Vec<usize> = (0..ids.len()).filter(|&at| self.owner.of(ids[at]) == rank).collect();
+        let mine: Vec<usize> = (0..ids.len()).filter(|&at| self.keeper.takes(ids[at], self.share)).collect();
         let own_ids: Vec<u64> = mine.iter().map(|&at| ids[at]).collect();
         let own_rows: Vec<f32> =
             mine.iter().flat_map(|&at| &rows[at * row_floats..][..row_floats]).copied().collect();

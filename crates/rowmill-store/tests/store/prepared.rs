@@ -259,14 +259,24 @@ fn make(specs: &[(&'static str, TableSpec)]) -> Arc<Store> {
     store
 }
 
+fn hashed(name: &str) -> Keeper {
+    Keeper::Hash(category(name))
+}
+
 /// Copy the shares of all `parts` into the stores of `ranks` ranks.
 fn spread(parts: &[Arc<Store>], ranks: u32) -> Vec<Arc<Store>> {
+    spread_by(parts, ranks, &|_, name| hashed(name))
+}
+
+/// As [`spread`]; `keeper` says which ranks take the rows of a table of a part.
+fn spread_by(parts: &[Arc<Store>], ranks: u32, keeper: &dyn Fn(usize, &str) -> Keeper) -> Vec<Arc<Store>> {
     (0..ranks)
         .map(|rank| {
             let target = open(&MemoryVolume::new(), &options(Some(512 << 10)));
-            for (number, part) in (0..).zip(parts) {
-                let share = Share { rank, ranks, counters: number % ranks == rank };
-                part.changes(0).unwrap().replay_share(&target, share, &category).unwrap();
+            for (number, part) in parts.iter().enumerate() {
+                let share = Share { rank, ranks, counters: number as u32 % ranks == rank };
+                let keeper = |name: &str| keeper(number, name);
+                part.changes(0).unwrap().replay_share(&target, share, &keeper).unwrap();
             }
             target.checkpoint(&[]).unwrap();
             target
@@ -291,6 +301,36 @@ fn figures(stores: &[Arc<Store>]) -> Vec<Figures> {
         (sum(|table| table.accesses), sum(|table| table.births), sum(|table| table.deletes), hot)
     };
     specs().iter().map(|(name, _)| figures_of(name)).collect()
+}
+
+#[test]
+fn tables_move_to_one_rank_and_to_every_rank() {
+    let mut rng = Rng64::new(5);
+    let one = make(&specs());
+    for (name, _) in specs() {
+        step(&one, name, &(0..300).collect::<Vec<u64>>(), &mut rng);
+    }
+    one.checkpoint(&[]).unwrap();
+    let expected = figures(&[Arc::clone(&one)]);
+    let (single, copied) = (specs()[0].0, specs()[1].0);
+    let placed = |name: &str| match name {
+        _ if name == single => Keeper::Rank(2),
+        _ if name == copied => Keeper::Every,
+        _ => hashed(name),
+    };
+    let three = spread_by(&[Arc::clone(&one)], 3, &|_, name| placed(name));
+    for (rank, part) in three.iter().enumerate() {
+        assert_eq!(part.open_table(single).unwrap().len(), if rank == 2 { 300 } else { 0 });
+        assert_eq!(part.open_table(copied).unwrap().len(), 300);
+        assert_eq!(figures(std::slice::from_ref(part))[1], expected[1], "every copy has the counters");
+    }
+    // Back by hash: only the copy of the first part counts.
+    let two = spread_by(&three, 2, &|part, name| {
+        if part > 0 && name == copied { Keeper::Copied } else { hashed(name) }
+    });
+    assert_eq!(figures(&two), expected);
+    let rows: usize = two.iter().map(|part| part.open_table(copied).unwrap().len()).sum();
+    assert_eq!(rows, 300);
 }
 
 #[test]
@@ -370,6 +410,6 @@ fn a_share_of_other_tables_is_refused() {
     let (one, other) = (make(&specs[..2]), make(&[specs[1], specs[0]]));
     one.checkpoint(&[]).unwrap();
     let share = Share { rank: 0, ranks: 1, counters: true };
-    let error = one.changes(0).unwrap().replay_share(&other, share, &category).unwrap_err();
+    let error = one.changes(0).unwrap().replay_share(&other, share, &hashed).unwrap_err();
     assert!(matches!(error, StoreError::SpecMismatch { field: "category", .. }), "{error}");
 }

@@ -33,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rowmill import _core, store
 from rowmill.distributed._checkpoint.manifest import Manifest, write_durable
 from rowmill.distributed._exchange.category import category_of
+from rowmill.distributed.placement import check_placements, placement_in, placements
 from rowmill.errors import (
     CheckpointMissing,
     InvalidInput,
@@ -41,10 +42,12 @@ from rowmill.errors import (
     StoreMissing,
 )
 from rowmill.nn import dense_state_dict, load_dense_state_dict
+from rowmill.store.sharding import Sharding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from rowmill.distributed.placement import PlacementSetting
     from rowmill.distributed.ranks import Ranks
     from rowmill.store.store import Store
     from rowmill.store.versions import NewVersion
@@ -59,8 +62,8 @@ class Checkpoint:
     """The folder in which all ranks of a run save checkpoints, and from which they resume.
 
     With the same number of ranks, a resumed run is bit-identical to an uninterrupted one. A different number of ranks can
-    resume too: each rank reads the rows that it owns now, in batches, with optimizer state, stamps and counters, but
-    without clocks. All methods are collectives.
+    resume too, and so can other placements of tables: each rank reads the rows that it keeps now, in batches, with optimizer
+    state, stamps and counters, but without clocks. All methods are collectives.
 
     Args:
         folder: A folder shared by all ranks, for this run only.
@@ -109,11 +112,15 @@ class Checkpoint:
         """The position saved in the last checkpoint; None if there is none."""
         return None if self._manifest is None else self._manifest.position
 
-    def open(self, *, seed: int = 0, **options: Any) -> Store:
+    def open(
+        self, *, seed: int = 0, placement: PlacementSetting | None = None, **options: Any
+    ) -> Store:
         """Open this rank's store at the last checkpoint, or create it.
 
         Args:
             seed: Seed of the initializers, fixed when the first store is created.
+            placement: As for `ShardedCollection`, which uses it for tables of this store. If the checkpoint has other
+                placements, rows move to the ranks that keep them now. None: those of the checkpoint.
             options: Options of `rowmill.open`, such as `memory`; not `at`, `create` or `read_only`.
 
         Raises:
@@ -124,23 +131,28 @@ class Checkpoint:
             if option in options:
                 raise InvalidInput(f"{option} is set by the checkpoint: remove it from the options")
 
-        def look() -> tuple[tuple[Manifest | None, str], dict[str, Any]]:
+        def look() -> tuple[tuple[Manifest | None, str, Sharding], dict[str, Any]]:
             self.folder.mkdir(parents=True, exist_ok=True)
             drawn = uuid4().hex
             if self._ranks.rank == 0:
                 self._take_lock(drawn)
             manifest = Manifest.load(self.folder)
-            said = {"its id": manifest and manifest.id, "the seed": seed}
-            return (manifest, drawn), said
+            sharding = self._sharding(manifest, placement)
+            said = {
+                "its id": manifest and manifest.id,
+                "the seed": seed,
+                "the placement": sharding.setting,
+            }
+            return (manifest, drawn, sharding), said
 
-        self._manifest, drawn = self._ranks.agree(look, "the checkpoint")
+        self._manifest, drawn, sharding = self._ranks.agree(look, "the checkpoint")
         self._run = self._ranks.gather(drawn)[0]
         # Compare the contents of LOCK: empty folders without a manifest look equal even if they are different folders.
         self._together(self._check_folder)
         opened: list[Store] = []
 
         def make() -> tuple[Store, dict[str, Any]]:
-            opened.append(self._open_part(seed, options))
+            opened.append(self._open_part(seed, sharding, options))
             return self._fill(opened[0]), {}
 
         try:
@@ -168,9 +180,9 @@ class Checkpoint:
             model: The dense model; rank 0's weights are saved.
             optimizer: Optimizer of the dense weights.
             position: Position in the data: numbers, strings, lists or dicts, equal on every rank.
-            attachments: Bytes of this rank, for `Store.attachment`. They are lost if the number of ranks changes.
-            version: Keep this checkpoint as a version; rank 0's counts. A change of the number of ranks drops all
-                versions.
+            attachments: Bytes of this rank, for `Store.attachment`. They are lost if rows move to other ranks.
+            version: Keep this checkpoint as a version; rank 0's counts. A change of the number of ranks or of placements
+                drops all versions.
 
         Returns:
             Number of the checkpoint.
@@ -205,6 +217,9 @@ class Checkpoint:
                 position=position,
                 state_bytes=len(state),
                 state_crc=crc32(state),
+                placements={
+                    name: text for name, text in mine.sharding.chosen.items() if text != "rows"
+                },
             )
             if version is not None:
                 # Valid once CHECKPOINT names the part: until then the part has no such version.
@@ -262,12 +277,36 @@ class Checkpoint:
 
     # Parts.
 
-    def _open_part(self, seed: int, options: dict[str, Any]) -> Store:
+    def _sharding(self, manifest: Manifest | None, setting: PlacementSetting | None) -> Sharding:
+        """The placements of tables, as far as they are known."""
+        if setting is not None:
+            check_placements(setting)
+        if manifest is None:
+            return Sharding(setting)
+        known = {name: manifest.placements.get(name, "rows") for name in manifest.tables}
+        found = placements(setting, manifest.tables, self._ranks.count, known)
+        return Sharding(setting, {name: str(placement) for name, placement in found.items()})
+
+    def _moves(self, manifest: Manifest, sharding: Sharding) -> bool:
+        """Whether rows move to other ranks before this run begins."""
+        ranks = self._ranks.count
+        return len(manifest.epochs) != ranks or any(
+            placement_in(text, ranks).keeps
+            != placement_in(manifest.placements.get(name, "rows"), ranks).keeps
+            for name, text in sharding.chosen.items()
+        )
+
+    def _open_part(self, seed: int, sharding: Sharding, options: dict[str, Any]) -> Store:
         manifest, rank = self._manifest, self._ranks.rank
         if manifest is None:
             self._generation = 1
-            return store.open(self._part_folder(1, rank), at=0, seed=seed, **options)
-        if len(manifest.epochs) == self._ranks.count:
+            part = store.open(self._part_folder(1, rank), at=0, seed=seed, **options)
+        elif self._moves(manifest, sharding):
+            self._generation = manifest.generation + 1
+            # Opening at 0 discards a part that an earlier run prepared here without writing its manifest.
+            folder = self._part_folder(self._generation, rank)
+            part = store.open(folder, at=0, seed=manifest.seed, **options)
+        else:
             self._generation = manifest.generation
             folder = self._part_folder(manifest.generation, rank)
             try:
@@ -279,18 +318,15 @@ class Checkpoint:
             except Exception:
                 part.close()
                 raise
-            return part
-        self._generation = manifest.generation + 1
-        # Opening at 0 discards a part that an earlier run prepared here without writing its manifest.
-        folder = self._part_folder(self._generation, rank)
-        return store.open(folder, at=0, seed=manifest.seed, **options)
+        part.sharding = sharding
+        return part
 
     def _fill(self, mine: Store) -> Store:
-        """Read the rows that this rank now owns, if the checkpoint has another number of ranks."""
+        """Read the rows that this rank keeps now, if they were kept by other ranks."""
         manifest, ranks = self._manifest, self._ranks
-        if manifest is None or len(manifest.epochs) == ranks.count:
+        if manifest is None or self._generation == manifest.generation:
             return mine
-        owners = {name: category_of(name) for name in manifest.tables}
+        keepers = {name: _keeper(name, text) for name, text in mine.sharding.chosen.items()}
         for number, epoch in enumerate(manifest.epochs):
             folder = self._part_folder(manifest.generation, number)
             try:
@@ -299,7 +335,7 @@ class Checkpoint:
                 raise self._lacks(number, folder) from error
             self._check_part(manifest, number, part.attachment(_PART))
             counters = number % ranks.count == ranks.rank
-            part.replay_share(mine.core, ranks.rank, ranks.count, counters, owners)
+            part.replay_share(mine.core, ranks.rank, ranks.count, counters, keepers)
         return mine
 
     def _check_part(self, manifest: Manifest, rank: int, carried: bytes | None) -> None:
@@ -374,6 +410,12 @@ class Checkpoint:
         """Run `work` on every rank; every rank raises if one does."""
         (done,) = self._ranks.agree(lambda: ((work(),), {}), "the checkpoint")
         return done
+
+
+def _keeper(name: str, text: str) -> tuple[str, int]:
+    """Which ranks take the rows of a table, as `Changes.replay_share` takes it."""
+    _, _, rank = text.partition(":")
+    return ("rank", int(rank)) if rank else ("hash", category_of(name))
 
 
 def saved_state(folder: Path, manifest: Manifest) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 from zlib import crc32
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 CHECKPOINT_FILE = "CHECKPOINT"
 _MAGIC = "rowmill-checkpoint"
-_VERSION = 1
+_VERSION = 2
+"""Version 2 adds `placements`. Without them a manifest has version 1, which older builds read."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Manifest:
     """Length of the state file, which holds everything but rows."""
     state_crc: int
     """CRC-32 of the state file."""
+    placements: dict[str, str] = field(default_factory=dict[str, str])
+    """Placements of tables by name, except "rows"."""
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
@@ -81,8 +84,12 @@ class Manifest:
 
     def write(self, path: Path) -> None:
         """Write this durably and atomically as a file."""
-        rest = json.dumps(asdict(self)).encode()
-        line = f"{_MAGIC} {_VERSION} {crc32(rest):08x} {len(rest)}\n"
+        content = asdict(self)
+        if not self.placements:
+            del content["placements"]
+        rest = json.dumps(content).encode()
+        version = _VERSION if self.placements else 1
+        line = f"{_MAGIC} {version} {crc32(rest):08x} {len(rest)}\n"
         write_durable(path, line.encode() + rest)
 
 

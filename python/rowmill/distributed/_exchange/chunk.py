@@ -47,14 +47,16 @@ class Owned:
     Attributes:
         places: Positions of the categories in the collection.
         unique: Distinct requested rows.
-        message: Layout of the rows to send.
         times: int32 [U], number of ranks that request each row.
+        vectors: The distinct rows and pooled vectors to send; `unique` itself if no category is pooled here.
+        message: Layout of the vectors to send.
     """
 
     places: range
     unique: Unique
-    message: Message
     times: Tensor
+    vectors: Unique
+    message: Message
 
 
 def floats_by_category(message: Message) -> Tensor:
@@ -111,31 +113,28 @@ def cut_sent(whole: Sent, offsets: Sequence[int], chunks: Sequence[range]) -> li
 
 def cut_owned(whole: Owned, chunks: Sequence[range]) -> list[Owned]:
     """Split the requests that a rank received in a lane into chunks; `chunks` as in `cut_sent`."""
-    unique, dims = whole.unique, whole.message.dims
+    unique, vectors, dims = whole.unique, whole.vectors, whole.message.dims
     counts_RC = whole.message.counts.view(-1, len(dims))
     begins_RC = _begins(counts_RC)
     ends_RC = begins_RC + counts_RC
     firsts = [0, *accumulate(unique.counts_listed)]
+    firsts_sent = [0, *accumulate(vectors.counts_listed)]
     out: list[Owned] = []
     for chunk in chunks:
+        places = slice(chunk.start, chunk.stop)
         rows = slice(firsts[chunk.start], firsts[chunk.stop])
         inverse = torch.cat(
             [
-                unique.inverse[int(begins[chunk.start]) : int(ends[chunk.stop - 1])]
+                vectors.inverse[int(begins[chunk.start]) : int(ends[chunk.stop - 1])]
                 for begins, ends in zip(begins_RC, ends_RC, strict=True)
             ]
         )
-        counts = unique.counts[chunk.start : chunk.stop]
-        of_chunk_RC = counts_RC[:, chunk.start : chunk.stop].contiguous()
-        message = Message(of_chunk_RC.view(-1), dims[chunk.start : chunk.stop])
-        out.append(
-            Owned(
-                whole.places[chunk.start : chunk.stop],
-                Unique(unique.ids[rows], counts, inverse - rows.start),
-                message,
-                whole.times[rows],
-            )
-        )
+        of_chunk_RC = counts_RC[:, places].contiguous()
+        message = Message(of_chunk_RC.view(-1), dims[places])
+        sent = Unique(vectors.ids[:0], vectors.counts[places], inverse - firsts_sent[chunk.start])
+        # The rows at the places of messages are those of `sent`, so the distinct rows need no inverse.
+        mine = Unique(unique.ids[rows], unique.counts[places], inverse[:0])
+        out.append(Owned(whole.places[places], mine, whole.times[rows], sent, message))
     return out
 
 

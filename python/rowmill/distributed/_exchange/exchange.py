@@ -13,36 +13,33 @@ Shapes as in `rowmill.ops.exchange.layout`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from rowmill.distributed._exchange.buffers import Buffers
-from rowmill.distributed._exchange.chunk import (
-    Owned,
-    Sent,
-    cut_owned,
-    cut_sent,
-    floats_by_category,
-    runs,
-)
+from rowmill.distributed._exchange.chunk import cut_owned, cut_sent, floats_by_category, runs
 from rowmill.distributed._exchange.messages import Messages
+from rowmill.distributed._exchange.pooled import told_of
+from rowmill.distributed._exchange.requests import (
+    Asking,
+    Received,
+    Requests,
+    owned_by,
+    received,
+    words_by_rank,
+    words_coming,
+)
 from rowmill.distributed._exchange.traffic import Leg, Traffic
 from rowmill.distributed.meter import Meter
 from rowmill.distributed.ranks import raise_first, spell
 from rowmill.errors import InvalidInput
 from rowmill.ops.exchange import (
     Bags,
-    Message,
     Sorted,
-    combine,
-    owner_unique,
     pack,
-    rank_sort,
     recover_backward,
-    segment_unique,
     unpack_add,
 )
 from rowmill.ops.exchange.owner_hash import hashed, states, unhashed
@@ -52,6 +49,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from rowmill.distributed._exchange.chunk import Owned, Sent
+    from rowmill.distributed._exchange.pooled import BagRequest
+    from rowmill.distributed._exchange.requests import Lookups
     from rowmill.distributed._liveness.whereabouts import Call
     from rowmill.distributed.ranks import Ranks
     from rowmill.distributed.strategy import Lane
@@ -60,7 +60,7 @@ RowsOnWire = Literal["fp32", "bf16"]
 """Number format of weights and gradients in messages."""
 
 _STATUS = 2
-"""Number of words before the counts: the status of the rank, and whether it trains."""
+"""Number of words before the counts: the status of the rank, and whether it trains. Pooled categories add one word."""
 
 _FAILED, _WELL, _ENDED, _LARGE = range(4)
 """Status of a rank: invalid input, a request of rows, no more batches, or a request of more rows than one chunk holds."""
@@ -70,15 +70,6 @@ def check_rows_on_wire(rows: RowsOnWire) -> None:
     """Raise `InvalidInput` unless `rows` is "fp32" or "bf16"."""
     if rows not in ("fp32", "bf16"):
         raise InvalidInput(f'rows_on_wire must be "fp32" or "bf16", got {rows!r}')
-
-
-@dataclass(frozen=True, eq=False)
-class Lookups:
-    """The lookups of a rank in one lane: ids ordered by category, C + 1 offsets of categories, and a padding id for each."""
-
-    ids: Tensor
-    offsets: list[int]
-    paddings: list[int | None]
 
 
 class Exchange:
@@ -122,17 +113,18 @@ class Exchange:
     # Forward.
 
     def ask(
-        self, lookups: Sequence[Lookups] | Exception, *, training: bool
-    ) -> tuple[list[Sent], list[Owned], str]:
+        self,
+        lookups: Sequence[Lookups] | Exception,
+        bags: Sequence[BagRequest | None],
+        *,
+        training: bool,
+    ) -> Requests:
         """Send ids to the owners of their rows, and receive the requests of other ranks.
 
         Args:
-            lookups: Lookups of every lane, or the error because of which this rank has none.
+            lookups: Lookups of every lane, none in pooled categories; or the error because of which this rank has none.
+            bags: The bags of every lane's pooled categories, or None for a lane without such categories.
             training: Whether this is a training get; must be equal on all ranks.
-
-        Returns:
-            The requests sent and received, per lane, or per chunk if any lane is large; and the name of the forward for
-            error messages.
 
         Raises:
             InvalidInput: On every rank, if the input of one rank is invalid, or ranks differ in `training`.
@@ -141,32 +133,29 @@ class Exchange:
         if isinstance(lookups, Exception):
             self._tell_counts(call, [], _FAILED, lookups, training)
             raise AssertionError("_tell_counts() raises if a rank failed")
-        sorts: list[Sorted] = []
-        sent: list[Sent] = []
-        for number, (lane, asked) in enumerate(zip(self.lanes, lookups, strict=True)):
-            unique = segment_unique(asked.ids, asked.offsets, asked.paddings)
-            sorts.append(rank_sort(unique, lane.categories, self.ranks.count))
-            combined = combine(unique.inverse, sorts[-1].positions)
-            sent.append(Sent(number, lane.places, combined, Message(sorts[-1].counts, lane.dims)))
+        of_lanes = zip(self.lanes, lookups, bags, strict=True)
+        asking = [Asking(number, *of, self.ranks.count) for number, of in enumerate(of_lanes)]
+        sent = [one.sent for one in asking]
         # If every message between two ranks is at most 1/ranks of a chunk, no rank receives more than one chunk in total.
         share = self._chunk_floats() // self.ranks.count
-        large = any(max(asked.message.floats_by_rank) > share for asked in sent)
-        told, statuses = self._tell_counts(call, sorts, _LARGE if large else _WELL, None, training)
-        keys, counts = self._send_keys(call, sorts, told)
-        owned: list[Owned] = []
-        for lane, ids, numbers in zip(self.lanes, keys, counts, strict=True):
-            unique = owner_unique(ids, numbers, len(lane.categories))
-            times = torch.bincount(unique.inverse, minlength=len(unique.ids)).int()
-            owned.append(Owned(lane.places, unique, Message(numbers, lane.dims), times))
-        if _LARGE not in statuses:
-            return sent, owned, call.name
-        chunks = self._agree_on_chunks(call, sent, owned)
-        offsets = [asked.offsets for asked in lookups]
-        return (
-            [part for of in zip(sent, offsets, chunks, strict=True) for part in cut_sent(*of)],
-            [part for of in zip(owned, chunks, strict=True) for part in cut_owned(*of)],
-            call.name,
-        )
+        large = any(max(one.message.floats_by_rank) > share for one in sent)
+        status = _LARGE if large else _WELL
+        told, statuses, beside = self._tell_counts(call, asking, status, None, training)
+        come = self._send_keys(call, asking, told, beside)
+        mine = [
+            owned_by(lane, self.ranks.rank, self.ranks.count, of_lane)
+            for lane, of_lane in zip(self.lanes, come, strict=True)
+        ]
+        owned = [of_lane for of_lane, _ in mine]
+        pools = [pool for _, of_lane in mine for pool in of_lane]
+        if _LARGE in statuses:
+            chunks = self._agree_on_chunks(call, sent, owned)
+            offsets = [one.offsets for one in asking]
+            sent = [
+                part for of in zip(sent, offsets, chunks, strict=True) for part in cut_sent(*of)
+            ]
+            owned = [part for of in zip(owned, chunks, strict=True) for part in cut_owned(*of)]
+        return Requests(sent, owned, pools, call.name)
 
     def end(self, *, training: bool) -> None:
         """Report, in place of ids, that this rank has no more batches.
@@ -180,25 +169,22 @@ class Exchange:
     def send_rows(
         self,
         rows: Sequence[Tensor] | Exception,
-        sent: Sequence[Sent],
-        owned: Sequence[Owned],
-        forward: str,
+        requests: Requests,
     ) -> Iterator[Tensor]:
         """Start sending rows to the ranks that requested them.
 
         Args:
-            rows: The distinct rows of every chunk, flat, which must not change before all chunks have arrived; or the
+            rows: The distinct rows and pooled vectors of every chunk, flat, which must not change before all chunks have arrived; or the
                 error because of which this rank could not read them.
-            sent: Requests sent by this rank.
-            owned: Requests received by this rank.
-            forward: Name of the forward, for error messages.
+            requests: The requests of the forward.
 
         Returns:
             An iterator over the received rows of every chunk, flat float32, each valid until the next is requested. It
             raises on every rank if one rank could not read its rows.
         """
         failure = rows if isinstance(rows, Exception) else None
-        call = self.ranks.whereabouts.begin("rows", self._of, f"the rows of {forward}")
+        owned = requests.owned
+        call = self.ranks.whereabouts.begin("rows", self._of, f"the rows of {requests.forward}")
         well = torch.tensor([failure is None], dtype=torch.int64)
         heard = torch.empty(self.ranks.count, dtype=torch.int64)
         status = dist.all_gather_into_tensor(heard, well, group=self.ranks.group, async_op=True)
@@ -208,9 +194,9 @@ class Exchange:
         def pack_rows(number: int, wire: Tensor) -> None:
             # A rank that could not read its rows sends arbitrary bytes, because other ranks wait for this message.
             if not isinstance(rows, Exception):
-                pack(rows[number], owned[number].unique, owned[number].message, wire)
+                pack(rows[number], owned[number].vectors, owned[number].message, wire)
 
-        messages = self._messages(self.ranks, call, "rows", sent, owned, pack_rows, back=False)
+        messages = self._messages(self.ranks, call, "rows", requests, pack_rows, back=False)
 
         def arrivals() -> Iterator[Tensor]:
             for number, came in enumerate(messages.arrivals()):
@@ -230,21 +216,17 @@ class Exchange:
         self,
         gradient: Tensor,
         bags: Sequence[Bags],
-        sent: Sequence[Sent],
-        owned: Sequence[Owned],
-        forward: str,
+        requests: Requests,
     ) -> Callable[[Sequence[Tensor]], None]:
         """Start sending gradients of received rows to the owners of the rows.
 
         Args:
             gradient: float32 or bfloat16 [B, width], gradient of the pooled vectors.
             bags: Bags over the received rows, per chunk.
-            sent: Requests sent by this rank.
-            owned: Requests received by this rank.
-            forward: Name of the forward, for error messages.
+            requests: The requests of the forward.
 
         Returns:
-            A function that waits for the gradients and adds them, per chunk, to the distinct rows' sums, flat float32.
+            A function that waits for the gradients and adds them, per chunk, to the sums of distinct rows and vectors, flat float32.
             Gradients are added in the order of ranks, so results are bit-identical between runs.
         """
 
@@ -252,14 +234,17 @@ class Exchange:
             recover_backward(gradient, bags[number], wire)
 
         assert self._back is not None, "this exchange has no process group for gradients"
-        call = self._back.whereabouts.begin("backward", self._of, f"the backward of {forward}")
+        owned = requests.owned
+        call = self._back.whereabouts.begin(
+            "backward", self._of, f"the backward of {requests.forward}"
+        )
         messages = self._messages(
-            self._back, call, "gradients", sent, owned, pack_gradients, back=True
+            self._back, call, "gradients", requests, pack_gradients, back=True
         )
 
         def add_to(sums: Sequence[Tensor]) -> None:
             for wire, mine, rows in zip(messages.arrivals(), owned, sums, strict=True):
-                unpack_add(wire, mine.unique, mine.message, rows)
+                unpack_add(wire, mine.vectors, mine.message, rows)
 
         return add_to
 
@@ -271,12 +256,12 @@ class Exchange:
     def _tell_counts(
         self,
         call: Call,
-        sorts: Sequence[Sorted],
+        asking: Sequence[Asking],
         status: int,
         failure: Exception | None,
         training: bool,
-    ) -> tuple[Tensor, list[int]]:
-        """Exchange counts and statuses; returns counts [R, counts of all lanes] and the status of every rank.
+    ) -> tuple[Tensor, list[int], list[int]]:
+        """Exchange counts and statuses; returns counts [R, counts of all lanes], statuses and third words of all ranks.
 
         Raises:
             InvalidInput: On every rank: one rank failed with it, or ranks differ in `training` or number of batches.
@@ -284,15 +269,17 @@ class Exchange:
         """
         ranks = self.ranks.count
         widths = [1 if lane.hashed else len(lane.categories) for lane in self.lanes]
-        out = torch.zeros(ranks, _STATUS + sum(widths), dtype=torch.int64)
+        words = _STATUS + any(lane.pooled for lane in self.lanes)
+        out = torch.zeros(ranks, words + sum(widths), dtype=torch.int64)
         out[:, :_STATUS] = torch.tensor([status, training])
-        if sorts:
-            counts = [sort.counts.view(ranks, -1) for sort in sorts]
+        if asking:
+            if words > _STATUS:
+                out[:, _STATUS] = told_of([one.bags for one in asking])
             told = [
-                numbers.sum(dim=1, keepdim=True) if lane.hashed else numbers
-                for lane, numbers in zip(self.lanes, counts, strict=True)
+                one.counts_RC.sum(dim=1, keepdim=True) if lane.hashed else one.counts_RC
+                for lane, one in zip(self.lanes, asking, strict=True)
             ]
-            out[:, _STATUS:] = torch.cat(told, dim=1)
+            out[:, words:] = torch.cat(told, dim=1)
         heard = torch.empty_like(out)
         work = dist.all_to_all_single(heard, out, group=self.ranks.group, async_op=True)
         self.meter.begun("counts", work)
@@ -302,9 +289,9 @@ class Exchange:
         statuses, trains = [int(status) for status in heard[:, 0]], heard[:, 1]
         if _FAILED in statuses:
             self._raise_together(failure)
-        asking = [rank for rank, status in enumerate(statuses) if status != _ENDED]
-        if asking and len(asking) < ranks:
-            ended, goes_on = statuses.index(_ENDED), asking[0]
+        going_on = [rank for rank, status in enumerate(statuses) if status != _ENDED]
+        if going_on and len(going_on) < ranks:
+            ended, goes_on = statuses.index(_ENDED), going_on[0]
             raise InvalidInput(
                 f"rank {ended} has no more batches, but rank {goes_on} has: pass equally many batches on every rank, "
                 "empty ones if necessary"
@@ -315,20 +302,31 @@ class Exchange:
                 f"all ranks must train or none: in {call} rank {modes.index(1)} trains and rank {modes.index(0)} evaluates; "
                 "call train() or eval() on every rank, and forward equally often after each"
             )
-        return heard[:, _STATUS:], statuses
+        beside: list[int] = heard[:, words - 1].numpy().tolist() if words > _STATUS else [0] * ranks
+        return heard[:, words:], statuses, beside
 
     def _send_keys(
-        self, call: Call, sorts: Sequence[Sorted], told: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Send the ids of every lane to their owners; returns received ids and counts by rank and category, per lane."""
+        self, call: Call, asking: Sequence[Asking], told: Tensor, beside: Sequence[int]
+    ) -> list[Received]:
+        """Send the ids of every lane to their owners; returns what arrived, per lane."""
         ranks = self.ranks.count
         widths = [1 if lane.hashed else len(lane.categories) for lane in self.lanes]
         heard = [part.contiguous() for part in torch.split(told, widths, dim=1)]
-        to = [_sums(sort.counts.view(ranks, -1)) for sort in sorts]
-        come = [_sums(counts) for counts in heard]
         if not any(lane.hashed for lane in self.lanes):
-            keys = self._send_ids(call, [sort.ids for sort in sorts], to, come)
-            return keys, [counts.view(-1).int() for counts in heard]
+            rank = self.ranks.rank
+            come = [
+                words_coming(lane, rank, counts, beside)
+                for lane, counts in zip(self.lanes, heard, strict=True)
+            ]
+            keys = self._send_ids(
+                call, [one.keys for one in asking], [one.keys_by_rank for one in asking], come
+            )
+            return [
+                received(lane, rank, of_lane, counts, beside)
+                for lane, of_lane, counts in zip(self.lanes, keys, heard, strict=True)
+            ]
+        to, come = [one.keys_by_rank for one in asking], [words_by_rank(counts) for counts in heard]
+        sorts = [one.sort for one in asking]
         categories = [
             _categories(sort.counts, len(lane.categories)) for lane, sort in self._zip(sorts)
         ]
@@ -336,19 +334,19 @@ class Exchange:
             hashed(sort.ids, states(lane.categories)[category.long()])
             for (lane, sort), category in zip(self._zip(sorts), categories, strict=True)
         ]
-        received = self._send_ids(call, hashes, to, come)
+        arrived = self._send_ids(call, hashes, to, come)
         category_of = self._send_ids(call, categories, to, come)
-        keys: list[Tensor] = []
-        counts: list[Tensor] = []
-        for lane, hashes_W, category_W, sizes in zip(
-            self.lanes, received, category_of, come, strict=True
+        found: list[Received] = []
+        for lane, hashes, category_W, sizes in zip(
+            self.lanes, arrived, category_of, come, strict=True
         ):
             numbers_W = category_W.long()
             rank_W = torch.arange(ranks).repeat_interleave(torch.tensor(sizes))
-            keys.append(unhashed(hashes_W, states(lane.categories)[numbers_W]))
+            ids = unhashed(hashes, states(lane.categories)[numbers_W])
             blocks = rank_W * len(lane.categories) + numbers_W
-            counts.append(torch.bincount(blocks, minlength=ranks * len(lane.categories)).int())
-        return keys, counts
+            counts = torch.bincount(blocks, minlength=ranks * len(lane.categories)).int()
+            found.append(Received(ids, counts, []))
+        return found
 
     def _zip(self, sorts: Sequence[Sorted]) -> list[tuple[Lane, Sorted]]:
         return list(zip(self.lanes, sorts, strict=True))
@@ -385,13 +383,13 @@ class Exchange:
         ranks: Ranks,
         call: Call,
         leg: Leg,
-        sent: Sequence[Sent],
-        owned: Sequence[Owned],
+        requests: Requests,
         pack: Callable[[int, Tensor], None],
         *,
         back: bool,
     ) -> Messages:
         """One message per chunk: rows from owners to requesters or, with `back`, gradients from requesters to owners."""
+        sent, owned = requests.sent, requests.owned
         asked = [one.message.floats_by_rank for one in sent]
         mine = [one.message.floats_by_rank for one in owned]
         to, come = (asked, mine) if back else (mine, asked)
@@ -423,11 +421,6 @@ class Exchange:
     def _raise_together(self, failure: Exception | None) -> None:
         said = self.ranks.gather(None if failure is None else spell(failure))
         raise_first(said, failure)
-
-
-def _sums(counts: Tensor) -> list[int]:
-    """Number of ids per rank: row sums of counts [R, C]."""
-    return [int(total) for total in counts.sum(dim=1)]
 
 
 def _categories(counts: Tensor, categories: int) -> Tensor:

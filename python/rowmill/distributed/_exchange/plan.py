@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rowmill.distributed._exchange.category import category_of
-from rowmill.distributed._exchange.exchange import Lookups
-from rowmill.distributed.strategy import Lane, Strategy, lanes
+from rowmill.distributed._exchange.pooled import BagRequest
+from rowmill.distributed._exchange.requests import Lookups
+from rowmill.distributed.placement import (
+    Placement,
+    PlacementSetting,
+    placement_in,
+    placements,
+)
+from rowmill.distributed.strategy import Lane, PooledCategory, Strategy, lanes
 from rowmill.errors import InvalidInput
 from rowmill.ops.exchange import RecoveredFeature, Unique, segment_unique
 from rowmill.optim.specs import optimizer_to_dict
@@ -25,17 +32,32 @@ if TYPE_CHECKING:
     from rowmill.store.tables import Table
 
 
+class Scale(NamedTuple):
+    """A factor per sample for the columns of one feature."""
+
+    column: int
+    dim: int
+    factors: Tensor
+
+    def apply(self, pooled: Tensor) -> None:
+        """Multiply these columns of `pooled` [B, width] in place."""
+        pooled[:, self.column : self.column + self.dim] *= self.factors[:, None].to(pooled)
+
+
 @dataclass(frozen=True, eq=False)
 class Asked:
     """The lookups of a batch in one lane.
 
     Attributes:
-        lookups: The ids.
-        offsets: int64 [F * B + 1], offsets of bags in the ids; bag b of feature f has index f * B + b.
-        weights: float32, one weight per id, or None. It receives gradients.
+        lookups: The ids of tables whose distinct rows are requested.
+        bags: The bags of the other tables, or None if the lane has none. They follow in the order of features, and look up
+            vectors in place of ids.
+        offsets: int64 [F * B + 1], offsets of bags in the ids and vectors; bag b of feature f has index f * B + b.
+        weights: float32, one weight per id or vector, or None. It receives gradients.
     """
 
     lookups: Lookups
+    bags: BagRequest | None
     offsets: Tensor
     weights: Tensor | None
 
@@ -48,11 +70,13 @@ class LookedUp:
         asked: Its lookups in every lane; or the error because of which it cannot be looked up.
         count: Number of samples.
         device: Device of its ids and of the pooled vectors.
+        scales: For features whose means are taken of vectors: first column, dim, and float32 [B], 1 / ids of each bag.
     """
 
     asked: list[Asked] | Exception
     count: int
     device: torch.device
+    scales: list[Scale] = field(default_factory=list[Scale])
 
     @cached_property
     def unique(self) -> list[Unique]:
@@ -71,20 +95,26 @@ class LookedUp:
 class Placed:
     """A feature, the position of its table in the plan, and its first column in the output."""
 
-    def __init__(self, feature: Feature, place: int, column: int) -> None:
+    def __init__(self, feature: Feature, place: int, column: int, placement: Placement) -> None:
         self.feature = feature
         self.place = place
         self.column = column
-        mean = feature.pooling == "mean"
-        self.recovered = RecoveredFeature(feature.table.dim, column, mean)
+        self.placement = placement
+        self.mean = feature.pooling == "mean"
+        # The mean of vectors is a scaled sum, because no vector knows the ids of the others.
+        recovered_mean = self.mean and not placement.pools
+        self.recovered = RecoveredFeature(feature.table.dim, column, recovered_mean)
         """The feature as the exchange's kernels take it."""
 
 
 class Plan:
-    """Tables ordered by group, and the features of each table."""
+    """Tables ordered by placement and group, and the features of each table."""
 
-    def __init__(self, features: tuple[Feature, ...]) -> None:
+    def __init__(
+        self, features: tuple[Feature, ...], ranks: int, setting: PlacementSetting | None
+    ) -> None:
         self.features = features
+        self._ranks = ranks
         names = [feature.name for feature in features]
         if not names or len(set(names)) != len(names):
             raise InvalidInput(f"features must have distinct names, got {names}")
@@ -115,22 +145,38 @@ class Plan:
             raise InvalidInput(
                 f"tables of one collection must have distinct names, got {[table.name for table in tables]}"
             )
-        first_of_group = {_group(table): at for at, table in reversed(list(enumerate(tables)))}
-        self.tables = sorted(tables, key=lambda table: first_of_group[_group(table)])
+        self.placements = _placements(tables, ranks, setting)
+        for table, placement in self.placements.items():
+            if table.store.read_only and placement.kind not in ("rows", "pooled"):
+                raise InvalidInput(
+                    f'placement of table {table.name!r} must be "rows" or "pooled", got {str(placement)!r}: the store '
+                    f"{table.store} is read-only, so its rows stay where they are"
+                )
+
+        def group(table: Table) -> tuple[bool, int, int]:
+            """A key that is equal for tables that share a call of the store."""
+            return self.placements[table].pools, id(table.store), table.group
+
+        first_of_group = {group(table): at for at, table in reversed(list(enumerate(tables)))}
+        self.tables = sorted(
+            tables, key=lambda table: (group(table)[0], first_of_group[group(table)])
+        )
         ends = [
             place
             for place, (table, after) in enumerate(pairwise(self.tables), start=1)
-            if _group(table) != _group(after)
+            if group(table) != group(after)
         ]
         bounds = [0, *ends, len(self.tables)]
         self.groups = [range(begin, end) for begin, end in pairwise(bounds)]
         """Positions of the tables of each group, which share a call of the store."""
+        self.requested = sum(not of.pools for of in self.placements.values())
+        """Number of tables whose distinct rows are requested; they precede those whose rows are pooled at their owners."""
         place_of = {table: place for place, table in enumerate(self.tables)}
         columns = [0]
         for feature in features:
             columns.append(columns[-1] + feature.table.dim)
         placed = [
-            Placed(feature, place_of[feature.table], column)
+            Placed(feature, place_of[feature.table], column, self.placements[feature.table])
             for feature, column in zip(features, columns[:-1], strict=True)
         ]
         self.by_table = sorted(placed, key=lambda feature: feature.place)
@@ -139,7 +185,17 @@ class Plan:
         """The lanes of a strategy."""
         groups = [number for number, places in enumerate(self.groups) for _ in places]
         categories = [category_of(table.name) for table in self.tables]
-        return lanes(strategy, groups, categories, [table.dim for table in self.tables])
+        pooled = [
+            PooledCategory(
+                categories[place],
+                sum(feature.table is table for feature in self.features),
+                self.placements[table].rank,
+                self.paddings[table],
+            )
+            for place, table in enumerate(self.tables)
+            if self.placements[table].pools
+        ]
+        return lanes(strategy, groups, categories, [table.dim for table in self.tables], pooled)
 
     def described(self) -> dict[str, Any]:
         """Settings that must be equal on all ranks, by name."""
@@ -148,6 +204,7 @@ class Plan:
             for number, f in enumerate(self.features)
         }
         for table in self.tables:
+            said[f"the placement of table {table.name!r}"] = str(self.placements[table])
             for what, value in _described(table).items():
                 said[f"the {what} of table {table.name!r}"] = value
         # The order of tables is the order of rows in messages.
@@ -159,7 +216,7 @@ class Plan:
         batch: RaggedBatch,
         features_by_lane: Sequence[Sequence[Placed]],
         lanes: Sequence[Lane],
-    ) -> list[Asked]:
+    ) -> LookedUp:
         """Split a batch by lanes; raise `InvalidInput` if it does not match the features or ids are out of range."""
         place_of = self._places(batch)
         size, offsets, values = batch.batch_size, batch.offsets.cpu(), batch.values.cpu()
@@ -178,24 +235,60 @@ class Plan:
         weights_of = None if weights is None else torch.split(weights, sizes)
         lengths_of = lengths.view(count, size)
         out: list[Asked] = []
+        scales: list[Scale] = []
         for lane, features in zip(lanes, features_by_lane, strict=True):
             places = [place_of[f.feature.name] for f in features]
-            ends = {place: 0 for place in lane.places}
             for f, place in zip(features, places, strict=True):
                 self._check_ids(f.feature, ids_of[place])
-                ends[f.place] += sizes[place]
-                if weights is not None and f.feature.pooling == "mean":
-                    raise InvalidInput(
-                        f'weights need pooling "sum", but feature {f.feature.name!r} has "mean"'
+                self._check_weights(f, weights)
+                if f.mean and f.placement.pools:
+                    used = self._used(f.feature, ids_of[place], lengths_of[place])
+                    scales.append(
+                        Scale(f.recovered.column, f.recovered.dim, used.clamp(min=1).reciprocal())
                     )
+            # Bags of requested rows, then bags of vectors.
+            rows = sum(not f.placement.pools for f in features)
+            vectors = [self._ranks if f.placement.rank is None else 1 for f in features[rows:]]
+            looked_up = torch.tensor(vectors, dtype=torch.int64)[:, None].expand(-1, size)
             bags = torch.zeros(len(features) * size + 1, dtype=torch.int64)
-            torch.cumsum(lengths_of[places].view(-1), 0, out=bags[1:])
+            both = torch.cat([lengths_of[places[:rows]].view(-1), looked_up.reshape(-1)])
+            torch.cumsum(both, 0, out=bags[1:])
+            ends = {place: 0 for place in lane.places}
+            for f, place in zip(features[:rows], places[:rows], strict=True):
+                ends[f.place] += sizes[place]
             by_table = [0, *accumulate(ends.values())]
             paddings = [self.paddings[self.tables[place]] for place in lane.places]
-            lookups = Lookups(torch.cat([ids_of[place] for place in places]), by_table, paddings)
-            factors = None if weights_of is None else torch.cat([weights_of[p] for p in places])
-            out.append(Asked(lookups, bags, factors))
-        return out
+            ids = torch.cat([values[:0], *(ids_of[place] for place in places[:rows])])
+            factors = None
+            if weights_of is not None:
+                of_vectors = torch.ones(sum(vectors) * size)
+                factors = torch.cat([*(weights_of[p] for p in places[:rows]), of_vectors])
+            asked = Lookups(ids, by_table, paddings)
+            pooled = None
+            if lane.pooled:
+                pooled = _bags(ids_of, lengths_of, weights_of, places[rows:], size)
+            out.append(Asked(asked, pooled, bags, factors))
+        return LookedUp(out, size, batch.values.device, scales)
+
+    def _used(self, feature: Feature, ids: Tensor, lengths: Tensor) -> Tensor:
+        """float32 [B]: ids of each bag that are not padding."""
+        padding = self.paddings[feature.table]
+        if padding is None:
+            return lengths.float()
+        bag_of = torch.arange(len(lengths)).repeat_interleave(lengths)
+        return torch.zeros(len(lengths)).index_add(0, bag_of, (ids != padding).float())
+
+    def _check_weights(self, placed: Placed, weights: Tensor | None) -> None:
+        if weights is None:
+            return
+        name = placed.feature.name
+        if placed.mean:
+            raise InvalidInput(f'weights need pooling "sum", but feature {name!r} has "mean"')
+        if weights.requires_grad and placed.placement.pools and torch.is_grad_enabled():
+            raise InvalidInput(
+                f"weights with gradients need the rows where bags are, but table {placed.feature.table.name!r} of feature "
+                f'{name!r} has placement {str(placed.placement)!r}: give this table placement "rows", or detach() the weights'
+            )
 
     def _places(self, batch: RaggedBatch) -> dict[str, int]:
         place_of = {name: place for place, name in enumerate(batch.features)}
@@ -222,9 +315,42 @@ class Plan:
             )
 
 
-def _group(table: Table) -> tuple[int, int]:
-    """A key that is equal for tables of one group of one store."""
-    return id(table.store), table.group
+def _placements(
+    tables: Sequence[Table], ranks: int, setting: PlacementSetting | None
+) -> dict[Table, Placement]:
+    """The placement of every table: as set here, else as set for the checkpoint that opened its store."""
+    shardings = [table.store.sharding for table in tables]
+    if setting is None:
+        setting = next((of.setting for of in shardings if of.setting is not None), None)
+    known = {
+        table.name: of.chosen[table.name]
+        for table, of in zip(tables, shardings, strict=True)
+        if table.name in of.chosen
+    }
+    found = placements(setting, [table.name for table in tables], ranks, known)
+    for name, text in known.items():
+        if found[name].keeps != placement_in(text, ranks).keeps:
+            raise InvalidInput(
+                f"placement of table {name!r} must be {text!r}, which its checkpoint or another collection has set, got "
+                f"{str(found[name])!r}: leave it out here, or pass it to Checkpoint.open, which moves rows"
+            )
+    return {table: found[table.name] for table in tables}
+
+
+def _bags(
+    ids_of: Sequence[Tensor],
+    lengths_of: Tensor,
+    weights_of: Sequence[Tensor] | None,
+    places: Sequence[int],
+    size: int,
+) -> BagRequest:
+    """The bags of these features of a batch."""
+    offsets = torch.zeros(len(places) * size + 1, dtype=torch.int64)
+    torch.cumsum(lengths_of[places].view(-1), 0, out=offsets[1:])
+    weights = None
+    if weights_of is not None:
+        weights = torch.cat([weights_of[place].detach() for place in places])
+    return BagRequest(torch.cat([ids_of[place] for place in places]), offsets, weights, size)
 
 
 def _described(table: Table) -> dict[str, Any]:
