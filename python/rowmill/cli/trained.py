@@ -108,7 +108,7 @@ def _add_part(parser: argparse.ArgumentParser, usual: str) -> None:
 
 def _predict(parsed: argparse.Namespace) -> int:
     with importing():
-        from rowmill.saved.predict import predict
+        from rowmill.saved.scores import predict
 
     count = predict(
         parsed.run,
@@ -124,7 +124,7 @@ def _predict(parsed: argparse.Namespace) -> int:
 
 def _evaluate(parsed: argparse.Namespace) -> int:
     with importing():
-        from rowmill.saved.evaluate import evaluate
+        from rowmill.saved.metrics import evaluate
         from rowmill.train.report import figures_of
 
     found, config = evaluate(

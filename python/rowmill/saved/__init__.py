@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from rowmill._lazy import lazy
 
 if TYPE_CHECKING:
-    from rowmill.saved.evaluate import evaluate
     from rowmill.saved.loaded_run import LoadedRun, load
-    from rowmill.saved.predict import predict
+    from rowmill.saved.metrics import evaluate
+    from rowmill.saved.scores import predict
     from rowmill.saved.vectors import write_vectors
 
 __all__ = ["LoadedRun", "evaluate", "load", "predict", "write_vectors"]
@@ -15,9 +15,9 @@ __all__ = ["LoadedRun", "evaluate", "load", "predict", "write_vectors"]
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "evaluate": ("evaluate",),
+        "metrics": ("evaluate",),
         "loaded_run": ("LoadedRun", "load"),
-        "predict": ("predict",),
+        "scores": ("predict",),
         "vectors": ("write_vectors",),
     },
 )

@@ -22,10 +22,11 @@ from python.tests.partition.runs import ROWS, TRAIN_ROWS, trained, write_log
 from python.tests.ports import free_port
 from python.tests.train.configs import quiet
 from rowmill.cli import main
+from rowmill.distributed import versions_of_ranks
 from rowmill.errors import StoreSuperseded
 from rowmill.partition import Bundle
 from rowmill.partition.transform import apply_transform
-from rowmill.saved import load
+from rowmill.saved import evaluate, load
 from rowmill.train.dense import multiplies_bf16
 from rowmill.train.run import open_trainer, train
 
@@ -272,6 +273,9 @@ def test_rows_of_two_ranks_are_merged(tmp_path: Path) -> None:
         "--memory": "64MiB",
         "--out": tmp_path / "run",
         "--threads": 1,
+        "--batch": 64,
+        "--checkpoint-every": 4,
+        "--versions": 2,
     }
     command = [sys.executable, "-m", "rowmill", "train", *map(str, chain(*flags.items()))]
     ranks = {
@@ -298,3 +302,23 @@ def test_rows_of_two_ranks_are_merged(tmp_path: Path) -> None:
     logloss = torch.nn.functional.binary_cross_entropy(scores[:, 0].double(), labels)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert float(logloss) == pytest.approx(report["test"]["logloss"], rel=1e-6)
+    # The figures of the trainer, up to the rounding of halves of batches.
+    found = evaluate(tmp_path / "run", data)[0]
+    assert found == pytest.approx(report["test"], rel=1e-6)
+    # Versions of all ranks, and the rows of all ranks as vectors.
+    versions = versions_of_ranks(tmp_path / "run" / "store")
+    assert [version["step"] for version in versions] == [4, 8]
+    with load(tmp_path / "run", version="step-4", scratch=tmp_path) as early:
+        assert early.step == 4
+        rows = sum(len(table) for table in early.tables.values())
+        before = early.predict(data)
+    assert not torch.equal(before, scores[:, 0])
+    assert rows == versions[0]["rows"]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    command = ["vectors", str(tmp_path / "run"), "--out", str(tmp_path / "early")]
+    assert main([*command, "--version", "step-4"]) == 0
+    ids = [np.load(file) for file in (tmp_path / "early").glob("*.ids.npy")]
+    assert sum(map(len, ids)) == sum(len(np.unique(of_table)) for of_table in ids) == rows
+    assert main(["rollback", str(tmp_path / "run"), "step-4"]) == 0
+    with load(tmp_path / "run") as rolled_back:
+        assert torch.equal(rolled_back.predict(data), before)
