@@ -45,6 +45,7 @@ __all__ = [
     "StoreSuperseded",
     "TableMissing",
     "TooManySteps",
+    "TorchTooOld",
     "UnsavedRows",
 ]
 
@@ -83,6 +84,10 @@ class BackendMissing(RowmillError, ImportError):
 
 class ExtraMissing(RowmillError, ImportError):
     """A package of an extra is not installed; the message says how to install it."""
+
+
+class TorchTooOld(RowmillError, ImportError):
+    """The installed torch lacks what a part of this package needs; the message names both versions."""
 
 
 class MemoryTooSmall(RowmillError, ValueError):

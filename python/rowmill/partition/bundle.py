@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import Tensor, nn
-from torch.export.passes import move_to_device_pass
 
 import rowmill
 from rowmill._extras import extra
+from rowmill._torch import need_torch
 from rowmill.errors import InvalidInput
 from rowmill.ops.lookup import lookup
 from rowmill.partition.manifest import FORMAT, checked_manifest, checksums
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
     from rowmill.partition.plan import Step
     from rowmill.store import Store
+
+need_torch("2.11", "export and serving of models")
 
 _CPU = torch.device("cpu")
 _MEMORY = "256MiB"
@@ -84,6 +86,8 @@ def load_program(
             nn.Parameter(value, requires_grad=False) if is_parameter else value
         )
     if device != _CPU:
+        from torch.export.passes import move_to_device_pass
+
         program = move_to_device_pass(program, device)
     # Guards refuse sizes below 2, for which the graph holds as well.
     return program.module(check_guards=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,8 +58,9 @@ def check_precision(train: TrainConfig, device: torch.device = CPU) -> None:
 
 def multiplies_bf16() -> bool:
     """Whether this processor has bfloat16 instructions; without them bfloat16 is slower than float32."""
-    has = torch.cpu.get_capabilities()
-    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
+    # torch before 2.6 does not tell.
+    flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return flags is not None and not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags[1].split())
 
 
 def dense_precision(train: TrainConfig, device: torch.device = CPU) -> torch.autocast:

@@ -31,7 +31,7 @@ def by_device(on_cpu: Callable[_P, _R]) -> Callable[_P, _R]:
 def _on_gpu(name: str) -> Callable[..., Any]:
     try:
         from rowmill.ops.exchange import triton
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise InvalidInput(
             "exchanges of tensors on a GPU need Triton: pip install triton, or pass CPU tensors"
         ) from error

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["lookup", "lookup_rows"]
 
+# Older versions of torch have no such function, and rowmill exports with newer ones only.
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+
 torch.library.define(
     "rowmill::lookup",
     "(Tensor ids, Tensor offsets, Tensor? weights, int[] tables, int[] features, bool[] means, "
@@ -109,7 +112,7 @@ def lookup(
         InvalidInput: `training` is true while torch.export exports the model.
     """
     plan = (tables, features, means, paddings, bags, dtype)
-    if training and torch.compiler.is_exporting():
+    if training and _is_exporting():
         raise InvalidInput(
             "an exported lookup cannot train rows: call model.eval() before torch.export.export"
         )
