@@ -17,6 +17,7 @@ export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 unexport PYTHONDONTWRITEBYTECODE
 
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+PYTHON_SOURCES := $(shell find python/rowmill -type f -not -name '*.pyc' -not -name '*.so')
 # The binding is excluded: it has no logic, does not link Python, and is tested from Python. All debug builds use the same
 # packages and features, so that nothing is compiled twice.
 CARGO_TESTS := --workspace --exclude rowmill-python --locked
@@ -32,7 +33,9 @@ PYTEST := $(VENV)/bin/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorde
 # Tests that start workers of `rowmill serve`, and those with a virtual machine, run apart from the other Python tests.
 SERVING_TESTS := python/tests/serve
 STORAGE_TESTS := tests/storage
-OTHER_TESTS := --ignore=$(SERVING_TESTS) --ignore=$(STORAGE_TESTS)
+# Tests of the wheel run where it was built before.
+WHEEL_TESTS := tests/wheel
+OTHER_TESTS := --ignore=$(SERVING_TESTS) --ignore=$(STORAGE_TESTS) --ignore=$(WHEEL_TESTS)
 # The S3 server for tests of remote checkpoints; cargo test has already built it.
 S3_SERVER := cargo build $(CARGO_TESTS) --example s3_server
 # Seconds for which each randomised test draws new cases, in its long form.
@@ -67,11 +70,11 @@ $(TOOLS): requirements.lock tools/setup.sh
 	touch $@
 
 $(CORE): $(TOOLS) $(RUST_SOURCES) pyproject.toml
-	$(VENV)/bin/maturin develop --release --uv --quiet
+	$(VENV)/bin/maturin develop --release --locked --uv --quiet
 	touch $@
 
 .PHONY: test
-test: test-rust test-python test-serving test-storage test-scheduler ## Run all tests of all languages, long tests in their short form
+test: test-rust test-python test-serving test-storage test-wheel test-scheduler ## Run all tests of all languages, long tests in their short form
 
 .PHONY: test-fast
 test-fast: setup ## Run unit tests and quick Python tests: under four minutes
@@ -101,12 +104,34 @@ test-storage: setup ## Run the tests of storage nodes with stock Linux, in a vir
 	cargo build $(CARGO_TESTS) --example random_blocks
 	$(VENV)/bin/pytest $(STORAGE_TESTS)
 
+.PHONY: test-wheel
+test-wheel: wheel ## Install the wheel into a clean environment with the newest torch, and use it there
+	$(VENV)/bin/pytest $(WHEEL_TESTS)
+
 .PHONY: test-long
-test-long: setup sanitize lint-scheduler ## Run the long forms of tests: 50 kills, new simulations and fuzzing, more threads, the address sanitizer
+test-long: setup wheel sanitize lint-scheduler ## Run the long forms of tests: 50 kills, new simulations and fuzzing, more threads, older versions of torch, the address sanitizer
 	ROWMILL_SIM_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test simulation every -- --nocapture
 	ROWMILL_FUZZ_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test fuzz --test mutations -- --nocapture
 	ROWMILL_TEST_LONG=1 cargo test $(CARGO_TESTS) --test model --test history --test crash --test threads
 	$(PYTEST) -m long
+
+# The wheel is built from the source distribution, so both build. zig links it against the glibc of older systems. Debug
+# information would be stripped anyway.
+.PHONY: wheel
+wheel: dist/.stamp ## Build a wheel for x86-64 and a source distribution, in dist
+
+dist/.stamp: $(TOOLS) $(RUST_SOURCES) $(PYTHON_SOURCES) pyproject.toml README.md LICENSE tools/check_wheel.py
+	rm -rf dist
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" CARGO_TARGET_DIR="$(abspath $(TARGET))" CARGO_PROFILE_RELEASE_DEBUG=false \
+		$(VENV)/bin/maturin build --release --sdist --zig --compatibility manylinux_2_28 --out dist --quiet
+	$(VENV)/bin/python tools/check_wheel.py dist
+	touch $@
+
+.PHONY: release
+release: ## Build and test what a release publishes, from a clean tree; does not publish it
+	@test -z "$$(git status --porcelain)" || { echo "release: commit or remove your changes: git status"; exit 1; }
+	$(MAKE) test-wheel
+	@echo "release: dist is ready to be uploaded"
 
 .PHONY: sanitize
 sanitize: $(TOOLS) ## Run the store's unit tests and histories under the address sanitizer
