@@ -101,7 +101,7 @@ test-serving: setup ## Run the tests of `rowmill serve`, whose workers are proce
 .PHONY: test-storage
 test-storage: setup ## Run the tests of storage nodes with stock Linux, in a virtual machine
 	tools/storage.sh
-	cargo build $(CARGO_TESTS) --example random_blocks
+	cargo build $(CARGO_TESTS) --example check_target
 	$(VENV)/bin/pytest $(STORAGE_TESTS)
 
 .PHONY: test-wheel

@@ -1,19 +1,20 @@
-//! Writes, reads and frees random blocks of a namespace, and compares them with plain memory:
+//! Checks our host on a namespace of a target that is not ours. Overwrites the namespace, of at least 64 MiB:
 //!
 //! ```text
-//! random_blocks URL plain|digests SEED
+//! check_target URL plain|digests SEED
 //! ```
 //!
-//! Prints the SHA-256 of all blocks as they must be at the end. A test program, for targets that are not ours.
+//! A volume on the namespace must pass the checks of every volume. Then threads write, read and free random blocks, which are
+//! compared with plain memory. Prints the SHA-256 of all blocks as they must be at the end.
 
 use std::fmt::Write;
 use std::sync::Arc;
 
 use ring::digest::{SHA256, digest};
-use rowmill_host::{Client, HostSettings, NamespaceDevice, NvmeUrl};
-use rowmill_io::{BLOCK_BYTES, Device, Span};
+use rowmill_host::{Client, HostSettings, NamespaceDevice, NvmeUrl, SlicedVolume};
+use rowmill_io::{BLOCK_BYTES, Device, MemoryVolume, Span};
 use rowmill_nvme::Digests;
-use rowmill_testkit::Rng64;
+use rowmill_testkit::{Rng64, conformance};
 
 /// Each thread has its own blocks.
 const THREADS: usize = 4;
@@ -25,7 +26,7 @@ const SPANS_MAX: u64 = 40;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [url, form, seed] = &arguments[..] else { panic!("usage: random_blocks URL plain|digests SEED") };
+    let [url, form, seed] = &arguments[..] else { panic!("usage: check_target URL plain|digests SEED") };
     let url: NvmeUrl = url.parse().unwrap();
     let has_digests = match form.as_str() {
         "plain" => false,
@@ -35,15 +36,24 @@ fn main() {
     let mut settings = HostSettings::of_machine().unwrap();
     settings.digests = Digests { header: has_digests, data: has_digests };
     let client = Arc::new(Client::connect(&url, &settings).unwrap());
-    let device = NamespaceDevice::open(client, &url).unwrap();
+    let device = Arc::new(NamespaceDevice::open(client, &url).unwrap());
 
+    for (name, check) in conformance::CHECKS {
+        eprintln!("{name}");
+        check(&new_volume(&device));
+    }
+    for seed in 0..2 {
+        eprintln!("a_device_agrees_with_plain_bytes, seed {seed}");
+        conformance::a_device_agrees_with_plain_bytes(&new_volume(&device), seed);
+    }
+    eprintln!("random blocks");
     let mut model = vec![0; usize::try_from(device.bytes()).unwrap()];
     device.discard(span(0, device.bytes() / BLOCK_BYTES as u64)).unwrap();
     let part_bytes = model.len() / THREADS;
     let seed: u64 = seed.parse().unwrap();
     std::thread::scope(|scope| {
         for (thread, part) in model.chunks_mut(part_bytes).enumerate() {
-            let (device, rng) = (&device, Rng64::new(seed * THREADS as u64 + thread as u64));
+            let (device, rng) = (&*device, Rng64::new(seed * THREADS as u64 + thread as u64));
             scope.spawn(move || exercise(device, (thread * part_bytes) as u64, part, rng));
         }
     });
@@ -53,6 +63,12 @@ fn main() {
         text
     });
     println!("{hex}");
+}
+
+/// A volume without devices. A folder, here memory, gets a namespace without a label only.
+fn new_volume(device: &Arc<NamespaceDevice>) -> SlicedVolume {
+    device.write(0, &[0; BLOCK_BYTES]).unwrap();
+    SlicedVolume::open(Arc::new(MemoryVolume::new()), Arc::clone(device) as Arc<dyn Device>).unwrap()
 }
 
 fn span(first: u64, count: u64) -> Span {
