@@ -44,7 +44,7 @@ def add_trained(commands: Any, path: Callable[[str], Path]) -> None:
     )
     _add_run(evaluate, path)
     evaluate.add_argument("--data", type=path, required=True, metavar="PATH", help=_DATA)
-    _add_part(evaluate, "click models: all rows; others: test")
+    _add_part(evaluate, "test; for the log of a click model that is not that of the run: all rows")
     evaluate.add_argument(
         "--json", action="store_true", help="print the metrics as a line of JSON, with all digits"
     )

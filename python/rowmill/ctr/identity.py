@@ -28,14 +28,14 @@ def click_identity(
         "item_ids": source.schema.item_ids if config.model.kind == "two_tower" else None,
         DATA_ROWS: source.rows,
         TRAIN_ROWS: train_rows,
-        CHECKSUM: _check_of_first_rows(source),
+        CHECKSUM: check_of_first_rows(source),
         "vocabulary": vocabulary,
         **{f"data.{key}": settings["data"][key] for key in ("ids", "buckets", "min_count")},
         **identity_of(config),
     }
 
 
-def _check_of_first_rows(source: Source) -> str:
+def check_of_first_rows(source: Source) -> str:
     """A checksum that detects another log with the same number of rows."""
     check = 0
     for block in source.blocks(0, min(source.rows, _CHECKED_ROWS)):

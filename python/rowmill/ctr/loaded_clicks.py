@@ -19,6 +19,7 @@ from rowmill.ctr.data.schema import schema_from
 from rowmill.ctr.data.sequences import load_sequences
 from rowmill.ctr.data.source import columns_of
 from rowmill.ctr.data.text_ids import with_integer_ids
+from rowmill.ctr.identity import check_of_first_rows
 from rowmill.ctr.metrics import TestMetrics
 from rowmill.ctr.rows import Columns, pooled_dtype, stored_features
 from rowmill.ctr.task import TEST_BATCH
@@ -27,6 +28,7 @@ from rowmill.nn import StackedBags, load_dense_state_dict
 from rowmill.saved.loaded_run import LoadedRun, Scored
 from rowmill.train.backend import CPU
 from rowmill.train.dense import dense_optimizer, dense_precision
+from rowmill.train.identity import CHECKSUM, DATA_ROWS, TRAIN_ROWS
 from rowmill.train.state import dense_parameters
 
 with extra("train"):
@@ -61,7 +63,6 @@ class LoadedClicks(LoadedRun):
     """
 
     parts = ("all", "test")
-    evaluated = "all"
 
     def __init__(self, saved: SavedRun, data: Path | None = None) -> None:
         if data is not None:
@@ -108,10 +109,16 @@ class LoadedClicks(LoadedRun):
     def evaluate(self, data: Path, part: str | None = None) -> dict[str, float | None]:
         """AUC, logloss and normalized entropy; `auc_<label>` of further tasks, HR@10 and NDCG@10 of a log of sequences.
 
-        Those of lists of candidates are of part "test" of the folder that `rowmill data sequences` has made.
+        Without `part`: of the log of the run the rows after its training rows, of any other log every row. Metrics of lists of
+        candidates are of part "test" of the folder that `rowmill data sequences` has made.
         """
-        part = self.chosen_part(part, "all")
         source = open_source(data, self.schema)
+        identity = self.saved.identity
+        own = (source.rows, check_of_first_rows(source)) == (
+            identity[DATA_ROWS],
+            identity[CHECKSUM],
+        )
+        part = self.chosen_part(part, "test" if own else "all")
         sequences = load_sequences(data) if part == "test" and data.is_dir() else None
         metrics = TestMetrics(self.schema.tasks, sequences.candidates if sequences else None)
         for batch, logits in self._logits(self._batches(source, self._start(source, part))):
@@ -151,7 +158,7 @@ class LoadedClicks(LoadedRun):
     def _start(self, source: Source, part: str) -> int:
         if part == "all":
             return 0
-        trained, rows = self.saved.identity["train rows"], self.saved.identity["data rows"]
+        trained, rows = self.saved.identity[TRAIN_ROWS], self.saved.identity[DATA_ROWS]
         if source.rows != rows:
             raise ConfigError(
                 f"--part test needs the log of the run, which has {rows:,} rows, got one of {source.rows:,}: pass that log, "

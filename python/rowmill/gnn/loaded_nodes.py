@@ -40,7 +40,6 @@ class LoadedNodes(LoadedRun):
     """
 
     parts = ("all", "train", "valid", "test")
-    evaluated = "test"
 
     def __init__(self, saved: SavedRun, data: Path | None = None) -> None:
         super().__init__(saved)

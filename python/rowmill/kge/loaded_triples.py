@@ -69,7 +69,6 @@ class LoadedTriples(LoadedRun):
     """
 
     parts = ("test", "valid", "train")
-    evaluated = "test"
 
     def __init__(self, saved: SavedRun, data: Path | None = None) -> None:
         super().__init__(saved)

@@ -65,8 +65,6 @@ class LoadedRun(ABC):
 
     parts: ClassVar[tuple[str, ...]]
     """Parts of the data that `scored` and `evaluate` accept; the first is the default of `scored`."""
-    evaluated: ClassVar[str]
-    """The part that `evaluate` takes by default."""
 
     def __init__(self, saved: SavedRun) -> None:
         self.saved = saved
@@ -122,7 +120,7 @@ class LoadedRun(ABC):
 
         Args:
             data: The file or folder.
-            part: One of `parts`; None: `evaluated`.
+            part: One of `parts`; None: "test" where the data has parts, else all of it.
         """
 
     @contextmanager

@@ -230,6 +230,10 @@ def folder_of_rows(run: Path) -> Path:
     for folder in (run / "store", run):
         if (folder / "MANIFEST").exists() or (folder / CHECKPOINT_FILE).exists():
             return folder
+    if splits := sorted(path.parent.name for path in run.glob("split-*/store")):
+        raise CheckpointMissing(
+            f"{run} has the runs of {len(splits)} splits: give the folder of one of them, such as {run / splits[0]}"
+        )
     raise CheckpointMissing(
         f"{run} has no checkpoint: give the folder of a run (--out of `rowmill train`) or of its rows (--store)"
     )

@@ -52,7 +52,8 @@ def test_evaluate_gives_the_figures_of_the_trainer(
     test = clicks.report["test"]
     assert evaluated(capsys, clicks.run, "--data", held_out) == test
     assert evaluated(capsys, clicks.run, "--data", clicks.data, "--part", "test") == test
-    assert evaluated(capsys, clicks.run / "store", "--data", clicks.data) != test
+    assert evaluated(capsys, clicks.run / "store", "--data", clicks.data) == test
+    assert evaluated(capsys, clicks.run, "--data", clicks.data, "--part", "all") != test
     assert main(["evaluate", str(clicks.run), "--data", str(held_out)]) == 0
     assert f"AUC                 {test['auc']:.4f}\n" in capsys.readouterr().out
 
@@ -188,6 +189,7 @@ def test_errors_say_what_is_wrong_and_change_nothing(
     lacking = tmp_path / "lacking.parquet"
     pq.write_table(pq.read_table(held_out).drop_columns(["user"]), lacking)
     out, run = tmp_path / "scores.parquet", str(clicks.run)
+    (tmp_path / "splits" / "split-3" / "store").mkdir(parents=True)
     before = contents(clicks.run)
     cases = [
         (
@@ -207,6 +209,7 @@ def test_errors_say_what_is_wrong_and_change_nothing(
         (["predict", run, "--data", held_out, "--out", tmp_path / "no" / "s"], "is not a folder"),
         (["predict", run, "--data", lacking, "--out", out], "has no column 'user'"),
         (["kge", "query", run, "a", "b", "?"], "only a knowledge graph"),
+        (["evaluate", tmp_path / "splits", "--data", held_out], "such as"),
         (["vectors", plain, "--out", tmp_path / "v"], "names no settings"),
         (["vectors", run, "--out", tmp_path], "exists: remove it"),
     ]
