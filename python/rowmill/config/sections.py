@@ -374,7 +374,7 @@ class TrainConfig:
     placement: Annotated[
         str | None,
         Setting(
-            "under torchrun: where rows are and what is sent: rows, pooled, whole or whole:RANK for all tables, or "
+            "under torchrun: where rows are and what is sent: rows, pooled, whole, whole:RANK or replicated for all tables, or "
             "for one by TABLE=, such as rows,user=whole:1 (default: rows; a resumed run keeps its own)",
             "--placement",
         ),

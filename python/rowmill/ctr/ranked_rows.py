@@ -98,9 +98,17 @@ class RankedClickRows(StoredRows):
         )
 
     def summary(self) -> dict[str, Any]:
-        """Gauges summed over all ranks."""
+        """Gauges summed over all ranks; rank 0 counts the rows that every rank keeps."""
         where = {"ranks": self._ranks.count, "device": device_name(self._device)}
-        return {**where, **_added(self._ranks.gather(super().summary()))}
+        mine = super().summary()
+        if self._ranks.rank > 0:
+            of_tables = self.store.stats()["tables"]
+            for name, placement in self.store.sharding.chosen.items():
+                if placement == "replicated":
+                    copies = of_tables[name]["rows"]
+                    mine["live_rows"] -= copies
+                    mine["live_row_bytes"] -= copies * of_tables[name]["row_bytes"]
+        return {**where, **_added(self._ranks.gather(mine))}
 
     def counts(self) -> dict[str, int]:
         """Counters summed over all ranks."""

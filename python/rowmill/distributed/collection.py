@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,7 @@ class ShardedCollection(StoredModule):
             must be distinct across stores.
         ranks: The participating ranks.
         strategy: How categories share messages; results are equal.
-        placement: By table name, "rows", "pooled", "whole" or "whole:RANK", where "" stands for all other tables. Or one
+        placement: By table name, "rows", "pooled", "whole", "whole:RANK" or "replicated", where "" stands for all other tables. Or one
             placement for all tables. None: that of the `Checkpoint` that opened the store, else "rows".
         rows_on_wire: "fp32", or "bf16" to halve the bytes of rows and gradients, rounded to nearest.
         chunk_bytes_max: Rows and gradients above this many bytes are split into messages of whole tables. The next is
@@ -268,13 +268,17 @@ class ShardedCollection(StoredModule):
             weights = None if weights is None else weights[first:last]
         recovered = [feature.recovered for feature in lane[begin:end]]
         bags = Bags(sent.message, sent.combined, offsets, weights, recovered, count, self._width)
-        return (bags, bags) if reads is None else reads.bags(sent, bags, slice(first, last))
+        if reads is not None:
+            return reads.bags(sent, bags, slice(first, last))
+        if sent.back is sent.message:
+            return bags, bags
+        return bags, replace(bags, message=sent.back, combined=sent.combined_back)
 
     def held_rows(self, cache: RowCache, use: CacheUse, *, training: bool) -> HeldRows | None:
         """The rows that a row cache may hold during a run: those that the run does not train. None if it trains all."""
         tables = self._plan.tables
         kept = [
-            (not training or table.store.read_only) and not self._plan.placements[table].pools
+            (not training or table.store.read_only) and self._plan.placements[table].kind == "rows"
             for table in tables
         ]
         changing = [table for table, may in zip(tables, kept, strict=True) if may]

@@ -5,6 +5,7 @@
 | `rows` | row-wise (RW) | the rank that a hash of table and id selects | distinct rows, pooled where they arrive |
 | `pooled` | row-wise (RW) | as `rows` | one partial sum per bag and rank |
 | `whole` | table-wise (TW) | one rank | one pooled vector per bag |
+| `replicated` | data-parallel (DP) | every rank | nothing; in training, ids and gradients go to every rank |
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from rowmill.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PlacementKind = Literal["rows", "pooled", "whole"]
+PlacementKind = Literal["rows", "pooled", "whole", "replicated"]
 
 PLACEMENTS: tuple[PlacementKind, ...] = get_args(PlacementKind)
 
 PlacementSetting = str | Mapping[str, str]
 """Placements as a user writes them: by table name, or as text such as "pooled" or "rows,user=whole:1"."""
 
-_FORMS = "rows, pooled, whole or whole:RANK"
+_FORMS = "rows, pooled, whole, whole:RANK or replicated"
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,8 @@ class Reads:
         missing = int((~hit_U).sum())
         # After the rows come vectors of bags that their owners pool, which are never cached.
         alone_U[~hit_U], vectors = sent.combined[:missing], sent.combined[missing:]
+        back_U = torch.full_like(alone_U, -1)
+        back_U[~hit_U], vectors_back = sent.combined_back[:missing], sent.combined_back[missing:]
         counts = torch.tensor([len(self.hits[place]) for place in places], dtype=torch.int32)
         kept_U = int(sent.message.counts.sum()) - 1 + hit_U.cumsum(0).int()
         all_U = torch.where(hit_U, kept_U, alone_U)
@@ -172,8 +174,8 @@ class Reads:
             replace(bags, message=message, combined=torch.cat([combine(inverse, all_U), vectors])),
             replace(
                 bags,
-                message=sent.message,
-                combined=torch.cat([combine(inverse, alone_U), vectors]),
+                message=sent.back,
+                combined=torch.cat([combine(inverse, back_U), vectors_back]),
             ),
         )
 

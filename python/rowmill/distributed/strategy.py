@@ -54,10 +54,17 @@ class Lane:
     """Whether ids are sent hashed, with their categories in a separate message."""
     pooled: tuple[PooledCategory, ...] = ()
     """The last of the categories: those whose rows are pooled at their owners."""
+    replicated: int = 0
+    """Number of categories whose rows every rank keeps; they precede the pooled ones."""
+
+    @property
+    def owned(self) -> int:
+        """Number of categories whose distinct rows are requested from their owners; they precede the others."""
+        return self.requested - self.replicated
 
     @property
     def requested(self) -> int:
-        """Number of categories whose distinct rows are requested; they precede the others."""
+        """Number of categories whose distinct rows are requested, from owners or from this rank itself."""
         return len(self.categories) - len(self.pooled)
 
 
@@ -67,6 +74,7 @@ def lanes(
     categories: Sequence[int],
     dims: Sequence[int],
     pooled: Sequence[PooledCategory] = (),
+    replicated: int = 0,
 ) -> list[Lane]:
     """The lanes of a strategy.
 
@@ -76,14 +84,16 @@ def lanes(
         categories: Their numbers.
         dims: Their dims.
         pooled: The last of the categories: those whose rows are pooled at their owners.
+        replicated: Number of categories before them whose rows every rank keeps.
     """
     if strategy not in STRATEGIES:
         raise InvalidInput(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
-    if strategy == "source-hash" and pooled:
+    if strategy == "source-hash" and (pooled or replicated):
         raise InvalidInput(
             'strategy "source-hash" works with placement "rows" only: choose another strategy, such as "packed"'
         )
     first_pooled = len(categories) - len(pooled)
+    first_replicated = first_pooled - replicated
     ends = [
         place
         for place in range(1, len(groups))
@@ -98,6 +108,7 @@ def lanes(
             tuple(dims[begin:end]),
             strategy == "source-hash",
             tuple(pooled[max(begin - first_pooled, 0) : max(end - first_pooled, 0)]),
+            max(min(end, first_pooled) - max(begin, first_replicated), 0),
         )
         for begin, end in pairwise(bounds)
     ]

@@ -196,7 +196,7 @@ def test_resume_refuses_another_dtype_of_rows_in_messages(
     assert "cannot resume: train.rows_on_wire was 'bf16' and is 'fp32'" in printed(out, 2)[0]
 
 
-@pytest.mark.parametrize("placement", ["pooled", "whole"])
+@pytest.mark.parametrize("placement", ["pooled", "whole", "replicated"])
 def test_placements_give_the_same_steps_and_are_kept(
     placement: str, two: Path, log: Path, server: ForkServerContext, tmp_path: Path
 ) -> None:
@@ -205,8 +205,8 @@ def test_placements_give_the_same_steps_and_are_kept(
     alike(measured(tmp_path), measured(two))
     manifest = Manifest.load(tmp_path / "store")
     assert manifest is not None
-    kept = {"pooled": {"pooled"}, "whole": {"whole:0", "whole:1"}}
-    assert set(manifest.placements.values()) == kept[placement]
+    kept = {"whole": {"whole:0", "whole:1"}}.get(placement, {placement})
+    assert set(manifest.placements.values()) == kept
     assert set(manifest.placements) == set(manifest.tables)
 
 
@@ -218,7 +218,11 @@ def test_placements_give_the_same_steps_and_are_kept(
             "pooled",
             "train.placement = 'pooled' needs many ranks: start the command with torchrun",
         ),
-        (2, "split", "placement must be rows, pooled, whole or whole:RANK, got 'split'"),
+        (
+            2,
+            "split",
+            "placement must be rows, pooled, whole, whole:RANK or replicated, got 'split'",
+        ),
         (2, "rows,no=pooled", "placement names table 'no', which does not exist: use one of"),
     ],
 )

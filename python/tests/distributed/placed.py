@@ -40,8 +40,8 @@ def bags(
 def placed_weights(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """Pooled vectors and later rows with weights of ids, for several placements; some ranks have no weights."""
     found: dict[str, Any] = {}
-    for placement in ("rows", "pooled", "whole", "mixed"):
-        setting = "user=pooled,tag=whole:1" if placement == "mixed" else placement
+    for placement in ("rows", "pooled", "whole", "replicated", "mixed"):
+        setting = "user=pooled,tag=whole:1,shop=replicated" if placement == "mixed" else placement
         at = folder / placement
         at.mkdir(exist_ok=True)
         store, features = open_tables(at, ranks.rank)

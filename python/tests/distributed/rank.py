@@ -262,62 +262,12 @@ def held_by_messages(ranks: Ranks, folder: Path, **settings: Any) -> dict[str, A
     return {"bytes": collection.bytes_held, "rounds": rounds, "pooled": pooled.sum(dim=1).tolist()}
 
 
-def bags(
-    ranks: Ranks, folder: Path, tables: int, dim: int, ids: int, samples: int, **settings: Any
-) -> dict[str, int]:
-    """One step on long bags; returns the bytes that this rank sent."""
-    store = rowmill.open(folder / f"store-{ranks.rank}", memory="64MiB", threads=1, seed=7)
-    sgd = rowmill.optim.SGD(lr=0.1)
-    features = [
-        Feature(f"t{n}", store.table(f"t{n}", dim=dim, optimizer=sgd)) for n in range(tables)
-    ]
-    collection = ShardedCollection(features, ranks=ranks, **settings)
-    random = torch.Generator().manual_seed(ranks.rank)
-    values = torch.randint(2**40, (tables * samples * ids,), generator=random)
-    offsets = torch.arange(0, len(values) + 1, ids)
-    batch = RaggedBatch(tuple(feature.name for feature in features), values, offsets)
-    collection(batch).sum().backward()
-    sent = dict(collection.traffic.bytes_sent)
-    store.close()
-    return {str(leg): count for leg, count in sent.items()}
-
-
-def placed_weights(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """Pooled vectors and later rows with weights of ids, for several placements; some ranks have no weights."""
-    found: dict[str, Any] = {}
-    for placement in ("rows", "pooled", "whole", "mixed"):
-        setting = "user=pooled,tag=whole:1" if placement == "mixed" else placement
-        at = folder / placement
-        at.mkdir(exist_ok=True)
-        store, features = open_tables(at, ranks.rank)
-        features = [
-            Feature(feature.name, feature.table, "sum", feature.padding_idx) for feature in features
-        ]
-        collection = ShardedCollection(features, ranks=ranks, placement=setting)
-        seen: list[Any] = []
-        for step in range(6):
-            batch, _ = part_of(*batch_of(step, features), ranks.rank, ranks.count)
-            weights = torch.linspace(-1.0, 2.0, len(batch.values)) if ranks.rank > 0 else None
-            batch = RaggedBatch(batch.features, batch.values, batch.offsets, weights)
-            pooled = collection(batch)
-            pooled.square().sum().backward()
-            seen += pooled.detach().flatten().tolist()
-        found[placement] = [seen]
-        if placement == "pooled":
-            batch, _ = part_of(*batch_of(0, features), ranks.rank, ranks.count)
-            weights = torch.ones(len(batch.values), requires_grad=True)
-            try:
-                collection(RaggedBatch(batch.features, batch.values, batch.offsets, weights))
-            except InvalidInput as error:
-                found["refused"] = str(error)
-        store.close()
-    return found
-
-
 def wrong(ranks: Ranks, folder: Path, what: str, **settings: Any) -> dict[str, Any]:
     """Pass bad input on the last rank; returns the error of every rank and the seconds until it was raised."""
-    store, features = open_tables(folder, ranks.rank)
+    store, features = open_tables(folder, ranks.rank, rules=what == "placement rule")
     last = ranks.rank == ranks.count - 1
+    if what == "placement rule":
+        settings["placement"] = "user=replicated"
     if what == "optimizer":
         sgd = rowmill.optim.SGD(lr=0.3 if last else 0.1)
         features[-1] = Feature("colour", store.table("colour2", dim=4, optimizer=sgd))
@@ -335,7 +285,7 @@ def wrong(ranks: Ranks, folder: Path, what: str, **settings: Any) -> dict[str, A
         features = [Feature(name, store.open_table(name)) for name in names]
     if last and what == "strategy":
         settings["strategy"] = "fused"
-    if last and what.startswith("placement"):
+    if last and what.startswith("placement") and what != "placement rule":
         settings["placement"] = {
             "placement": "user=pooled",
             "placement kind": "user=split",

@@ -179,9 +179,53 @@ def test_other_placements_take_over_the_rows(tmp_path: Path) -> None:
         assert row == pytest.approx(wanted[key], abs=1e-4), key
 
 
+def test_replicated_tables_are_copied_and_counted_once(tmp_path: Path) -> None:
+    alone = Run("train", tmp_path / "alone", count=1, until=60, every=60, random=False).results()
+    of: dict[str, Any] = {"every": 20, "random": False}
+    losses = Run("train", tmp_path, count=2, until=20, **of).results()[0]["losses"]
+    before = Run("look", tmp_path, count=2).results()
+    names = ("user", "tag")
+    placement = "rows,user=replicated,tag=replicated"
+    for result in Run("look", tmp_path, count=3, placement=placement).results():
+        for name in names:
+            rows = {id_: row for (table, id_), row in rows_of(before).items() if table == name}
+            assert result["rows"][name] == rows
+            assert tuple(result["counters"][name]) == summed(before)[name]
+    results = Run("train", tmp_path, count=3, until=40, placement=placement, **of).results()
+    losses += results[0]["losses"]
+    for name in names:
+        assert len(results[0]["rows"][name]) > len(before[0]["rows"][name])
+        for result in results[1:]:
+            for what in ("rows", "counters"):
+                assert result[what][name] == results[0][what][name], (name, what)
+    # Other numbers of ranks keep the copies; other placements keep one of them.
+    for count, other in [(2, None), (2, "whole"), (3, "rows")]:
+        opened = Run("look", tmp_path, count=count, placement=other).results()
+        for name in names:
+            copies = [result["rows"][name] for result in opened]
+            births = [result["counters"][name][1] for result in opened]
+            if other is None:
+                assert copies == [results[0]["rows"][name]] * count
+                assert births == [results[0]["counters"][name][1]] * count
+            else:
+                assert (
+                    dict(pair for rows in copies for pair in rows.items())
+                    == results[0]["rows"][name]
+                )
+                assert sum(map(len, copies)) == len(results[0]["rows"][name])
+                assert sum(births) == results[0]["counters"][name][1]
+    results = Run("train", tmp_path, count=1, until=60, placement="rows", **of).results()
+    assert losses + results[0]["losses"] == pytest.approx(alone[0]["losses"], rel=1e-5)
+    rows, wanted = rows_of(results), rows_of(alone)
+    assert rows.keys() == wanted.keys()
+    for key, row in rows.items():
+        assert row == pytest.approx(wanted[key], abs=1e-4), key
+    assert results[0]["counters"] == alone[0]["counters"]
+
+
 def test_a_killed_run_keeps_its_placement_and_its_bits(tmp_path: Path) -> None:
     of = {"count": 3, "every": EVERY}
-    mixed = "rows,user=whole,tag=whole,word=pooled"
+    mixed = "rows,user=whole,tag=whole,word=pooled,colour=replicated"
     wanted = Run("train", tmp_path / "whole", until=STEPS[3], placement=mixed, **of).results()
     # The collection's own setting is kept by the checkpoint, too.
     Run("train", tmp_path, until=2 * EVERY, of_collection=mixed, **of).results()

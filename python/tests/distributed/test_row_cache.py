@@ -31,6 +31,9 @@ if TYPE_CHECKING:
         ({"ahead": 5, "memory": 3 * 2 * 64}, {}),
         ({"ahead": 3}, {"chunk_bytes_max": 200}),
         ({"ahead": 3, "memory": 3 * 2 * 64}, {"strategy": "fused", "rows_on_wire": "bf16"}),
+        # Rows of tables with other placements are not cached.
+        ({"ahead": 5}, {"placement": "rows,user=pooled,tag=whole,colour=replicated"}),
+        ({"ahead": 5}, {"placement": "rows,user=replicated,tag=pooled", "chunk_bytes_max": 200}),
     ],
     ids=str,
 )

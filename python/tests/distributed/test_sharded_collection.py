@@ -24,11 +24,17 @@ if TYPE_CHECKING:
 STEPS = 200
 
 
-def rows_of(results: list[dict[str, Any]]) -> dict[tuple[str, int], list[float]]:
-    """The rows of all ranks; fails if two ranks have the same row."""
+def rows_of(
+    results: list[dict[str, Any]], replicated: tuple[str, ...] = ()
+) -> dict[tuple[str, int], list[float]]:
+    """The rows of all ranks; fails if two ranks have the same row, or differ in the rows of a replicated table."""
     rows: dict[tuple[str, int], list[float]] = {}
     for result in results:
         for table, (ids, values) in result["rows"].items():
+            if table in replicated:
+                assert (ids, values) == tuple(results[0]["rows"][table]), "copies differ"
+                rows |= {(table, id_): row for id_, row in zip(ids, values, strict=True)}
+                continue
             for id_, row in zip(ids, values, strict=True):
                 assert (table, id_) not in rows, "two ranks have a row"
                 rows[table, id_] = row
@@ -61,6 +67,12 @@ PLACEMENTS = {
     "pooled": "pooled",
     "whole": "whole",
     "mixed": "word=pooled,tag=whole:0,user=pooled,shop=rows",
+    "replicated": "replicated",
+    "all kinds": "rows,user=replicated,word=pooled,tag=whole,colour=replicated",
+}
+REPLICATED = {
+    "replicated": ("user", "item", "shop", "word", "tag", "colour"),
+    "rows,user=replicated,word=pooled,tag=whole,colour=replicated": ("user", "colour"),
 }
 
 
@@ -74,7 +86,7 @@ def test_every_placement_trains_as_one_rank_does(
     for result in results:
         assert result["losses"] == pytest.approx(alone["losses"], rel=1e-5)
         assert result["weights"] == results[0]["weights"]
-    rows, wanted = rows_of(results), rows_of([alone])
+    rows, wanted = rows_of(results, REPLICATED.get(placement, ())), rows_of([alone])
     assert rows.keys() == wanted.keys()
     for key, row in rows.items():
         assert row == pytest.approx(wanted[key], abs=1e-4), key
@@ -111,6 +123,9 @@ def test_placements_give_equal_bits_with_every_strategy_chunk_and_pipeline(
     for leg in ("rows", "gradients"):
         assert 2 * narrow[0]["bytes"][leg] == whole[0]["bytes"][leg]
     assert narrow[0]["losses"] == pytest.approx(whole[0]["losses"], rel=1e-2)
+    rows_of(narrow, REPLICATED.get(placement, ()))
+    if placement in REPLICATED:  # Which rules of eviction and admission do not allow.
+        return
     rules = {"steps": 40, "rules": True}
     one = processes.run("alone", tmp_path / "one", count=1, **rules)[0]
     results = processes.run("train", tmp_path / "rules", count=3, placement=placement, **rules)
@@ -119,6 +134,16 @@ def test_placements_give_equal_bits_with_every_strategy_chunk_and_pipeline(
             counts = [result["counts"][name][what] for result in results]
             assert sum(counts) == wanted[what], (name, what)
         assert {result["counts"][name]["steps"] for result in results} == {wanted["steps"]}
+
+
+def test_replicated_tables_send_gradients_only(processes: Processes, tmp_path: Path) -> None:
+    of = {"tables": 2, "dim": 16, "ids": 4, "samples": 32}
+    for result in processes.run("bags", tmp_path, count=3, placement="replicated", **of):
+        # Ids of 2^40 repeat hardly ever, so all are distinct.
+        distinct = 2 * 4 * 32
+        assert result["keys"] == 2 * 8 * distinct
+        assert result["rows"] == 0
+        assert result["gradients"] == 2 * 4 * 16 * distinct
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -146,7 +171,7 @@ def test_weights_of_bags_pooled_at_owners_equal_those_of_rows(
     processes: Processes, tmp_path: Path
 ) -> None:
     for result in processes.run("placed_weights", tmp_path, count=3):
-        for placement in ("pooled", "whole", "mixed"):
+        for placement in ("pooled", "whole", "replicated", "mixed"):
             for got, wanted in zip(result[placement], result["rows"], strict=True):
                 assert got == pytest.approx(wanted, rel=1e-5, abs=1e-6)
         assert result["refused"].startswith(
@@ -391,11 +416,15 @@ def test_rows_of_another_model_are_read_only(
         ),
         (
             "placement kind",
-            "rank 2: placement of table 'user' must be rows, pooled, whole or whole:RANK, got 'split'",
+            "rank 2: placement of table 'user' must be rows, pooled, whole, whole:RANK or replicated, got 'split'",
         ),
         (
             "placement rank",
             "rank 2: placement of table 'user' must name a rank below 3, the number of ranks, got 'whole:3'",
+        ),
+        (
+            "placement rule",
+            "rank 0: placement of table 'user' must not be \"replicated\", because the table has an eviction or admission",
         ),
         (
             "placement table",

@@ -326,7 +326,6 @@ class Checkpoint:
         manifest, ranks = self._manifest, self._ranks
         if manifest is None or self._generation == manifest.generation:
             return mine
-        keepers = {name: _keeper(name, text) for name, text in mine.sharding.chosen.items()}
         for number, epoch in enumerate(manifest.epochs):
             folder = self._part_folder(manifest.generation, number)
             try:
@@ -335,6 +334,12 @@ class Checkpoint:
                 raise self._lacks(number, folder) from error
             self._check_part(manifest, number, part.attachment(_PART))
             counters = number % ranks.count == ranks.rank
+            keepers = {
+                name: ("copied", 0)
+                if number > 0 and manifest.placements.get(name) == "replicated"
+                else _keeper(name, text)
+                for name, text in mine.sharding.chosen.items()
+            }
             part.replay_share(mine.core, ranks.rank, ranks.count, counters, keepers)
         return mine
 
@@ -414,6 +419,8 @@ class Checkpoint:
 
 def _keeper(name: str, text: str) -> tuple[str, int]:
     """Which ranks take the rows of a table, as `Changes.replay_share` takes it."""
+    if text == "replicated":
+        return "every", 0
     _, _, rank = text.partition(":")
     return ("rank", int(rank)) if rank else ("hash", category_of(name))
 

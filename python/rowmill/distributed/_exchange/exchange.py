@@ -24,8 +24,10 @@ from rowmill.distributed._exchange.messages import Messages
 from rowmill.distributed._exchange.pooled import told_of
 from rowmill.distributed._exchange.requests import (
     Asking,
+    Position,
     Received,
     Requests,
+    copy_to_all,
     owned_by,
     received,
     words_by_rank,
@@ -134,18 +136,16 @@ class Exchange:
             self._tell_counts(call, [], _FAILED, lookups, training)
             raise AssertionError("_tell_counts() raises if a rank failed")
         of_lanes = zip(self.lanes, lookups, bags, strict=True)
-        asking = [Asking(number, *of, self.ranks.count) for number, of in enumerate(of_lanes)]
+        at = Position(self.ranks.rank, self.ranks.count, training)
+        asking = [Asking(number, *of, at) for number, of in enumerate(of_lanes)]
         sent = [one.sent for one in asking]
         # If every message between two ranks is at most 1/ranks of a chunk, no rank receives more than one chunk in total.
         share = self._chunk_floats() // self.ranks.count
-        large = any(max(one.message.floats_by_rank) > share for one in sent)
+        large = any(max(one.back.floats_by_rank) > share for one in sent)
         status = _LARGE if large else _WELL
         told, statuses, beside = self._tell_counts(call, asking, status, None, training)
         come = self._send_keys(call, asking, told, beside)
-        mine = [
-            owned_by(lane, self.ranks.rank, self.ranks.count, of_lane)
-            for lane, of_lane in zip(self.lanes, come, strict=True)
-        ]
+        mine = [owned_by(lane, at, of_lane) for lane, of_lane in zip(self.lanes, come, strict=True)]
         owned = [of_lane for of_lane, _ in mine]
         pools = [pool for _, of_lane in mine for pool in of_lane]
         if _LARGE in statuses:
@@ -232,6 +232,7 @@ class Exchange:
 
         def pack_gradients(number: int, wire: Tensor) -> None:
             recover_backward(gradient, bags[number], wire)
+            copy_to_all(requests.sent[number], self.ranks.rank, wire)
 
         assert self._back is not None, "this exchange has no process group for gradients"
         owned = requests.owned
@@ -244,7 +245,7 @@ class Exchange:
 
         def add_to(sums: Sequence[Tensor]) -> None:
             for wire, mine, rows in zip(messages.arrivals(), owned, sums, strict=True):
-                unpack_add(wire, mine.vectors, mine.message, rows)
+                unpack_add(wire, mine.vectors_back, mine.back, rows)
 
         return add_to
 
@@ -364,7 +365,7 @@ class Exchange:
         large message.
         """
         most = [
-            torch.maximum(floats_by_category(asked.message), floats_by_category(mine.message))
+            torch.maximum(floats_by_category(asked.back), floats_by_category(mine.back))
             for asked, mine in zip(sent, owned, strict=True)
         ]
         mine = torch.cat(most)
@@ -390,8 +391,8 @@ class Exchange:
     ) -> Messages:
         """One message per chunk: rows from owners to requesters or, with `back`, gradients from requesters to owners."""
         sent, owned = requests.sent, requests.owned
-        asked = [one.message.floats_by_rank for one in sent]
-        mine = [one.message.floats_by_rank for one in owned]
+        asked = [(one.back if back else one.message).floats_by_rank for one in sent]
+        mine = [(one.back if back else one.message).floats_by_rank for one in owned]
         to, come = (asked, mine) if back else (mine, asked)
         lanes = [one.lane for one in sent]
         return Messages(self, ranks, call, leg, lanes, to, come, pack)

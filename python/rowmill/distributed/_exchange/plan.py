@@ -152,10 +152,17 @@ class Plan:
                     f'placement of table {table.name!r} must be "rows" or "pooled", got {str(placement)!r}: the store '
                     f"{table.store} is read-only, so its rows stay where they are"
                 )
+            if placement.kind == "replicated" and (table.core.eviction or table.core.admission):
+                raise InvalidInput(
+                    f'placement of table {table.name!r} must not be "replicated", because the table has an eviction or '
+                    'admission rule: choose another placement, such as "rows", or drop the rule'
+                )
 
-        def group(table: Table) -> tuple[bool, int, int]:
+        def group(table: Table) -> tuple[int, int, int]:
             """A key that is equal for tables that share a call of the store."""
-            return self.placements[table].pools, id(table.store), table.group
+            placement = self.placements[table]
+            order = 2 if placement.pools else int(placement.kind == "replicated")
+            return order, id(table.store), table.group
 
         first_of_group = {group(table): at for at, table in reversed(list(enumerate(tables)))}
         self.tables = sorted(
@@ -195,7 +202,9 @@ class Plan:
             for place, table in enumerate(self.tables)
             if self.placements[table].pools
         ]
-        return lanes(strategy, groups, categories, [table.dim for table in self.tables], pooled)
+        replicated = sum(of.kind == "replicated" for of in self.placements.values())
+        dims = [table.dim for table in self.tables]
+        return lanes(strategy, groups, categories, dims, pooled, replicated)
 
     def described(self) -> dict[str, Any]:
         """Settings that must be equal on all ranks, by name."""

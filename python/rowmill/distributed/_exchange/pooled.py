@@ -166,35 +166,53 @@ class Pool:
 
 
 def vectors_of(
-    rows: Unique, lane: Lane, rank: int, received: Sequence[ReceivedBags], ids_RC: Tensor
-) -> Unique:
+    rows: Unique,
+    lane: Lane,
+    rank: int,
+    received: Sequence[ReceivedBags],
+    ids_RC: Tensor,
+    *,
+    back: bool,
+) -> tuple[Unique, Message]:
     """What an owner sends: distinct rows of requested categories, then vectors of pooled ones.
 
     Args:
         rows: Distinct rows of all categories of the lane.
         lane: The lane.
         rank: This rank.
-        received: The tail of every rank.
+        received: The tail of every rank; none if the lane has no pooled categories.
         ids_RC: int32 [R, C], received ids.
+        back: Whether this is for the message of gradients, which every rank sends for rows that every rank keeps. Their
+            values are sent to this rank only.
 
     Returns:
-        `counts` of rows and vectors per category; `inverse`, the row or vector at each place of the message. No ids.
+        `counts` of rows and vectors per category, and `inverse`, the row or vector at each place of the message, without ids;
+        and the layout of the message.
     """
-    requested = lane.requested
-    sizes_RP = [vector_counts(lane, rank, of.count) for of in received]
-    vectors_P = [sum(sizes) for sizes in zip(*sizes_RP, strict=True)]
+    owned, requested = lane.owned, lane.requested
+    counts_R = [of.count for of in received] or [0] * len(ids_RC)
+    sizes_RC = ids_RC.clone()
+    if not back:
+        sizes_RC[:, owned:requested] *= (torch.arange(len(ids_RC)) == rank)[:, None]
+    for sender, count in enumerate(counts_R):
+        sizes_RC[sender, requested:] = torch.tensor(
+            vector_counts(lane, rank, count), dtype=torch.int32
+        )
+    vectors_P: list[int] = sizes_RC[:, requested:].sum(dim=0).numpy().tolist()
     counts = rows.counts.clone()
-    counts[requested:] = torch.tensor(vectors_P, dtype=torch.int32)
-    nexts = [int(counts[:requested].sum()) + begin for begin in [0, *accumulate(vectors_P)][:-1]]
+    counts[requested:] = sizes_RC[:, requested:].sum(dim=0)
+    first = int(counts[:requested].sum())
+    nexts = [first + vectors for vectors in accumulate(vectors_P[:-1], initial=0)]
     inverse: list[Tensor] = []
     begin = 0
-    for mine, sizes in zip(ids_RC.numpy().tolist(), sizes_RP, strict=True):
-        inverse.append(rows.inverse[begin : begin + sum(mine[:requested])])
+    sizes_listed: list[list[int]] = sizes_RC.numpy().tolist()
+    for mine, sizes in zip(ids_RC.numpy().tolist(), sizes_listed, strict=True):
+        inverse.append(rows.inverse[begin : begin + sum(sizes[:requested])])
         begin += sum(mine)
-        for place, size in enumerate(sizes):
+        for place, size in enumerate(sizes[requested:]):
             inverse.append(torch.arange(nexts[place], nexts[place] + size, dtype=torch.int32))
             nexts[place] += size
-    return Unique(rows.ids[:0], counts, torch.cat(inverse))
+    return Unique(rows.ids[:0], counts, torch.cat(inverse)), Message(sizes_RC.view(-1), lane.dims)
 
 
 def pools_of(
