@@ -19,7 +19,15 @@ PACKAGE = Path(rowmill.__file__).parent
 PUBLIC = sorted(
     path.parent.name for path in PACKAGE.glob("*/__init__.py") if path.parent.name[0] != "_"
 )
-LAZY = ("rowmill", "rowmill.config", "rowmill.ctr", "rowmill.gnn", "rowmill.kge", "rowmill.store")
+LAZY = (
+    "rowmill",
+    "rowmill.config",
+    "rowmill.ctr",
+    "rowmill.gnn",
+    "rowmill.kge",
+    "rowmill.saved",
+    "rowmill.store",
+)
 
 
 def in_a_new_interpreter(program: str) -> str:

@@ -66,20 +66,6 @@ class Rows:
         at = self.at if self.version is None else None
         return rowmill.open(self.folder, memory=memory, read_only=True, at=at, version=self.version)
 
-    def batches(self, memory: int | str) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
-        """All rows once, with table, ids `[n]` and weights `[n, dim]`; in the order of the log where that is known."""
-        if self.version is None:
-            changes = Changes(_core.Changes.open(str(self.folder), 0, self.at))
-            changes.batch_rows = _CHUNK_ROWS
-            for batch in changes:
-                if len(batch.ids):
-                    yield batch.table, batch.ids, np.array(batch.weights)
-            return
-        with closing(self.open(memory)) as store:
-            for name in store.table_names():
-                for ids, weights in store.open_table(name).scan(batch_rows=_CHUNK_ROWS):
-                    yield name, ids, weights
-
 
 class SavedRun:
     """A checkpoint of a run. Use it in a `with` block, or call `close`.
@@ -200,7 +186,18 @@ class SavedRun:
     def rows(self) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
         """All rows once, in batches: name of the table, ids int64 `[n]`, weights float32 `[n, dim]`."""
         for part in self.parts:
-            yield from part.batches(self.memory)
+            if part.version is None:
+                # In the order of the log, which reads it once.
+                changes = Changes(_core.Changes.open(str(part.folder), 0, part.at))
+                changes.batch_rows = _CHUNK_ROWS
+                for batch in changes:
+                    if len(batch.ids):
+                        yield batch.table, batch.ids, np.array(batch.weights)
+            elif self.of_ranks:
+                with closing(part.open(self.memory)) as store:
+                    yield from _scanned(store)
+            else:
+                yield from _scanned(self.store)
 
     def copy_rows(self, folder: Path) -> None:
         """Copy the weights of all rows, without optimizer state, into a new store.
@@ -223,6 +220,12 @@ class SavedRun:
                     torch.from_numpy(np.array(ids)), torch.from_numpy(np.array(weights))
                 )
             target.checkpoint()
+
+
+def _scanned(store: Store) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+    for name in store.table_names():
+        for ids, weights in store.open_table(name).scan(batch_rows=_CHUNK_ROWS):
+            yield name, ids, weights
 
 
 def folder_of_rows(run: Path) -> Path:

@@ -103,6 +103,11 @@ def test_a_version_is_read_with_its_rows_and_weights(
     scores = np.load(tmp_path / "scores.npy")
     assert scores.dtype == np.float32
     assert np.array_equal(scores, click_scores(clicks.config, copy)[:, 0])
+    # Both ways to read all rows give the same ones.
+    for run, more in ((clicks.run, ["--version", version["name"]]), (copy, [])):
+        assert main(["vectors", str(run), "--out", str(tmp_path / f"{len(more)}"), *more]) == 0
+    tables = [pq.read_table(tmp_path / f"{n}" / "item.parquet").sort_by("id") for n in (0, 2)]
+    assert tables[0].equals(tables[1])
     assert main(["evaluate", str(clicks.run), "--data", str(held_out), "--version", "step-1"]) == 2
     error = capsys.readouterr().err
     assert version["name"] in error
