@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import rowmill
 from rowmill._extras import extra
-from rowmill._torch import need_torch
+from rowmill._torch import torch_since
 from rowmill.errors import InvalidInput
 from rowmill.ops.lookup import lookup
 from rowmill.partition.manifest import FORMAT, checked_manifest, checksums
@@ -41,6 +41,8 @@ from rowmill.partition.plan_reference import run_plan
 
 with extra("train"):
     import safetensors.torch
+with torch_since("2.11", "export and serving of models"):
+    from torch.export.passes import move_to_device_pass
 
 if TYPE_CHECKING:
     import os
@@ -50,8 +52,6 @@ if TYPE_CHECKING:
 
     from rowmill.partition.plan import Step
     from rowmill.store import Store
-
-need_torch("2.11", "export and serving of models")
 
 _CPU = torch.device("cpu")
 _MEMORY = "256MiB"
@@ -86,8 +86,6 @@ def load_program(
             nn.Parameter(value, requires_grad=False) if is_parameter else value
         )
     if device != _CPU:
-        from torch.export.passes import move_to_device_pass
-
         program = move_to_device_pass(program, device)
     # Guards refuse sizes below 2, for which the graph holds as well.
     return program.module(check_guards=False)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rowmill._torch import need_torch
 from rowmill.errors import InvalidInput
 from rowmill.ops.exchange import triton_kernels as kernels
 from rowmill.ops.exchange.layout import Bags, Message, Sorted, Unique
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
-
-need_torch("2.11", "an exchange of rows on a GPU")
 
 _BLOCK = 1024
 """Ids per program."""

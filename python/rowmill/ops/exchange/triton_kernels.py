@@ -8,8 +8,11 @@ atomics only take a minimum or count, and every sum of floats is computed within
 # pyright: basic, reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false
 
-import triton
-import triton.language as tl
+from rowmill._torch import torch_since
+
+with torch_since("2.11", "an exchange of rows on a GPU"):
+    import triton
+    import triton.language as tl
 
 
 @triton.jit
