@@ -75,6 +75,7 @@ class Config:
             raise ConfigError(
                 "train.continues goes on with the run in --out: set train.resume too, or pass --continue RUN"
             )
+        self._check_follow()
         if self.train.plain and self.train.replace:
             raise ConfigError(
                 "train.replace needs a store, because a plain run makes no checkpoint: drop --plain or --replace"
@@ -119,6 +120,28 @@ class Config:
                 "train.precision = 'split-bf16' does not work with model.kind = 'bst', whose layer norms need float32 "
                 "weights: use --precision bf16"
             )
+
+    def _check_follow(self) -> None:
+        if not self.data.follow:
+            if self.data.until is not None:
+                raise ConfigError(
+                    f"data.until = {self.data.until!r} ends --follow: pass --follow, or drop --until"
+                )
+            return
+        for what, given in {
+            f"train.epochs = {self.train.epochs} (each file is trained on once)": self.train.epochs
+            != 1,
+            "data.train_rows (all rows are trained on)": self.data.train_rows is not None,
+            "data.ids = 'vocabulary' (it is fitted to data that is there)": self.data.ids
+            == "vocabulary",
+            "train.plain (it makes no checkpoints)": self.train.plain,
+            "[generate]": self.generate is not None,
+            "[sequences]": self.sequences is not None,
+        }.items():
+            if given:
+                raise ConfigError(
+                    f"{what} does not work with data.follow: drop it, or drop --follow"
+                )
 
     def as_dict(self) -> dict[str, Any]:
         """All settings as plain values, for JSON."""

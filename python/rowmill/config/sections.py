@@ -44,6 +44,20 @@ class DataConfig:
             1,
         ),
     ] = None
+    follow: Annotated[
+        bool,
+        Setting(
+            "ctr: train on the files that arrive in the folder --data, in the order of their names, until Ctrl-C or --until",
+            "--follow",
+        ),
+    ] = False
+    until: Annotated[
+        str | None,
+        Setting(
+            "with --follow: end when the file of this name, or one that sorts after it, is there; train on none after it",
+            "--until",
+        ),
+    ] = None
     ids: Annotated[
         Literal["full", "hash", "vocabulary"],
         Setting(

@@ -196,6 +196,7 @@ def check_ranked(config: Config) -> None:
         f"train.task = {config.train.task!r}": config.train.task != "ctr",
         "model.kind = 'dien', which has an auxiliary loss,": config.model.kind == "dien",
         "train.plain": config.train.plain,
+        "data.follow": config.data.follow,
         "store.feed": config.store.feed is not None,
         "checkpoint.push": config.checkpoint.push is not None,
     }

@@ -7,7 +7,7 @@ on, so in the first epoch the training curves show predictions of unseen rows.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -19,13 +19,14 @@ from rowmill.ctr.data import CRITEO, Vocabulary, batches, id_way, load_schema, o
 from rowmill.ctr.data.generate import TEACHER_FILE, generate, generated_schema, teacher_scores
 from rowmill.ctr.data.schema import schema_from
 from rowmill.ctr.data.sequences import SEQUENCES_FILE, load_sequences, make_sequences
-from rowmill.ctr.data.source import check_log
+from rowmill.ctr.data.source import NoRows, check_log, is_log_name
 from rowmill.ctr.identity import click_identity
 from rowmill.ctr.metrics import ClickMetrics, TestMetrics, of_label
 from rowmill.ctr.models import DIEN
 from rowmill.ctr.rows import plain_rows, stored_rows
 from rowmill.train.backend import CPU
 from rowmill.train.dense import dense_optimizer, dense_precision
+from rowmill.train.identity import unknown_data
 from rowmill.train.rows import row_optimizer
 from rowmill.train.saved_files import saved_file
 from rowmill.train.state import dense_parameters
@@ -33,12 +34,13 @@ from rowmill.train.task import announced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
+    from pathlib import Path
 
     from rich.console import Console
     from torch import Tensor
 
     from rowmill.config.config import Config
-    from rowmill.ctr.data import ClickBatch, IdWay, Source
+    from rowmill.ctr.data import ClickBatch, IdWay, Schema, Source
     from rowmill.ctr.data.sequences import Sequences
     from rowmill.ctr.rows import ClickRows
 
@@ -66,7 +68,22 @@ class Log:
 
     @classmethod
     def open(cls, config: Config, console: Console) -> Log:
-        """Open the log of the settings; generate it first if the settings ask for it."""
+        """Open the log of the settings; generate it first if the settings ask for it.
+
+        With `data.follow`, a log without rows, until `ClickTask.take` opens a file.
+        """
+        if config.data.follow:
+            if config.data.path is None or not config.data.path.is_dir():
+                raise ConfigError(
+                    f"data.path = {str(config.data.path)!r} is not a folder, but --follow takes the files that arrive in "
+                    "one: create it, or drop --follow"
+                )
+            source = NoRows(schema_for(config.model, _schema(config, None)))
+            way = id_way(
+                config.data.ids, source, train_rows=0, buckets=config.data.buckets, min_count=1
+            )
+            identity = click_identity(config, source, train_rows=0, vocabulary=None)
+            return cls(source, way, 0, None, unknown_data(identity))
         if config.train.continues and config.data.ids == "vocabulary":
             raise ConfigError(
                 f"cannot continue: the run in {config.train.out} has data.ids = 'vocabulary', which was fitted to its first "
@@ -113,6 +130,18 @@ class ClickTask:
     def batches(self, epoch: int, start: int) -> Iterator[ClickBatch]:
         """The training rows from `start` on, in the order of the log in every epoch."""
         return self._batches(start, self.train_rows, self.config.train.batch)
+
+    def takes(self, name: str) -> bool:
+        """Whether a file of this name in a folder that is followed holds rows."""
+        return is_log_name(name)
+
+    def take(self, file: Path) -> None:
+        """Train on all rows of this file from now on."""
+        source = open_source(file, self.log.source.schema)
+        rows = source.rows
+        self.identity = click_identity(self.config, source, train_rows=rows, vocabulary=None)
+        self.log = replace(self.log, source=source, train_rows=rows, identity=self.identity)
+        self.train_rows = rows
 
     def lookahead(self, batch: ClickBatch, *, steps: int) -> None:
         """Prefetch the rows of a batch."""
@@ -184,7 +213,9 @@ class ClickTask:
         """The teacher's metrics, if the log is generated, and the numbers of training and test rows."""
         path = self.config.data.path
         return {
-            "teacher": None if path is None else teacher_scores(path, self.train_rows),
+            "teacher": None
+            if path is None or self.config.data.follow
+            else teacher_scores(path, self.train_rows),
             "run": {
                 "train_rows": self.train_rows,
                 "test_rows": self.log.source.rows - self.train_rows,
@@ -242,17 +273,21 @@ def _open_data(config: Config, console: Console) -> tuple[Source, Sequences | No
         make_sequences(path, config.sequences)
     check_log(path)  # Before the columns that the model needs: a missing log has none.
     sequences = load_sequences(path) if config.data.schema is None else None
-    if config.data.schema is not None:
-        schema = load_schema(config.data.schema)
-    elif sequences is not None:
-        schema = sequences.schema
-    elif config.generate is not None:
-        schema = generated_schema(config.generate)
-    elif config.train.continues:
-        schema = schema_from(saved_file(config.train.out, "schema"))
-    else:
-        schema = CRITEO
+    schema = _schema(config, sequences)
     return open_source(path, schema_for(config.model, schema)), sequences
+
+
+def _schema(config: Config, sequences: Sequences | None) -> Schema:
+    """The columns of the log of the settings."""
+    if config.data.schema is not None:
+        return load_schema(config.data.schema)
+    if sequences is not None:
+        return sequences.schema
+    if config.generate is not None:
+        return generated_schema(config.generate)
+    if config.train.continues:
+        return schema_from(saved_file(config.train.out, "schema"))
+    return CRITEO
 
 
 def _train_rows(config: Config, source: Source, sequences: Sequences | None) -> int:

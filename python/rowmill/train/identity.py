@@ -36,6 +36,21 @@ _RATES_AND_POLICIES = frozenset(
 )
 
 
+def unknown_data(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """An identity whose data is not known yet, because it is the next file that arrives."""
+    return {**identity, **dict.fromkeys(_DATA)}
+
+
+def is_of_unknown_data(identity: Mapping[str, Any]) -> bool:
+    """Whether `unknown_data` made an identity."""
+    return DATA_ROWS in identity and identity[DATA_ROWS] is None
+
+
+def with_data_of(identity: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """An identity with the data of another one."""
+    return {**identity, **{key: other.get(key) for key in _DATA}}
+
+
 def check_same_run(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     """Raise `ConfigError`, naming the first difference, if a saved identity differs from `identity`."""
     if (found := _first_difference(saved, identity)) is not None:

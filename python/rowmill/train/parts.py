@@ -26,7 +26,8 @@ class Part:
         checksum: Checksum of its first rows.
         steps: Steps of the run at the end of the part.
         examples: Examples that the run was trained on at the end of the part, over all epochs and parts.
-        test: Metrics on its held-out rows.
+        test: Metrics on its held-out rows; of a followed file, those of all its rows, each predicted before training.
+        file: The values of `rowmill.train.arrivals.TakenFile`, if it is a file of a followed folder.
     """
 
     data: str
@@ -35,6 +36,7 @@ class Part:
     steps: int
     examples: int
     test: dict[str, float | None]
+    file: dict[str, Any] | None = None
 
     def is_of(self, identity: Mapping[str, Any]) -> bool:
         """Whether a run with this identity would train on the data of this part."""

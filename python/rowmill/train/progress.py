@@ -35,7 +35,7 @@ class RunProgress:
         console: Where to print.
         events: Folder for TensorBoard events; None writes none.
         figures: Names and formats of the metrics of the task.
-        total: Examples to train on, over all epochs.
+        total: Examples to train on, over all epochs; None if it is not known. Then no lines are printed.
         done: Examples that earlier parts of the run trained on.
         curve: Points that a resumed run already has. TensorBoard events from the last of these on are purged, because
             the resumed run writes them again.
@@ -48,7 +48,7 @@ class RunProgress:
         events: Path | None,
         *,
         figures: Figures,
-        total: int,
+        total: int | None,
         done: int,
         curve: Sequence[dict[str, Any]] = (),
         tested: bool = False,
@@ -95,7 +95,9 @@ class RunProgress:
         self._progress.update(self._task, completed=done, figures=figures)
         self._record(point)
         validated = any(name.startswith("valid_") for name in point)
-        if not self._console.is_terminal and (validated or done >= self._next_line):
+        if self._console.is_terminal or self._total is None:
+            return
+        if validated or done >= self._next_line:
             self._console.print(
                 f"{done:>12,} of {self._total:,} {self._figures.unit}  {figures}",
                 highlight=False,

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rowmill.errors import InvalidInput, RowmillError
+from rowmill.train.follow import follow
 from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes, step_threads
 from rowmill.train.out import run_folder
 from rowmill.train.progress import RunProgress
@@ -46,6 +47,7 @@ from rowmill.train.versions import new_version
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from contextlib import AbstractContextManager
+    from threading import Event
 
     from rich.console import Console
     from torch import Tensor
@@ -106,22 +108,27 @@ def train(config: Config, console: Console) -> dict[str, Any]:
                 f"The run is complete, at step {state.step:,}: writing the missing report",
                 highlight=False,
             )
+        follows = config.data.follow
         total = state.examples_before + config.train.epochs * trainer.train_rows
         with RunProgress(
             console,
             out / "events" if is_first() else None,
             figures=figures_of(trainer.config.as_dict()),
-            total=total,
+            total=None if follows else total,
             done=trainer.rows_seen,
             curve=state.curve,
             tested=state.begins_part,
         ) as progress:
-            if state.test is None:
-                trainer.fit(progress)
-                state.test = trainer.test()
-                trainer.save()
-            progress.test(state.test, state.step)
-        report = trainer.report(state.test)
+            if follows:
+                test = follow(trainer, progress, console)
+            else:
+                if state.test is None:
+                    trainer.fit(progress)
+                    state.test = trainer.test()
+                    trainer.save()
+                test = state.test
+                progress.test(test, state.step)
+        report = trainer.report(test)
         if is_first():
             write_report(report, out)
         if trainer.pusher is not None:
@@ -183,16 +190,17 @@ class Trainer:
         self.task = task
         self.rows = task.rows
         self.optimizer = task.optimizer
-        self.train_rows = task.train_rows
         self.pusher = pusher
         conditions = bit_conditions(step_threads(config)) | rank_conditions(config)
         files = RunFiles({"config": _settings(config), **task.described()})
         self.run = Run(task.model, task.optimizer, task.identity, conditions, files)
-        self.run.state.data = str(config.data.path)
+        # A file that is followed is the data only from its first step on.
+        self.run.state.data = str(config.data.path) if not config.data.follow else ""
         self.run.continues = config.train.continues
         self._replacement = Replacement.found(config.train.out) if is_first() else None
         self._counts_before: dict[str, int] = {}
         self._pipeline = self.rows.pipeline(task.look_up, config.train.in_flight)
+        self._saved = (0, 0)
         self._since = time.perf_counter()
         self._counted = self.counters()
 
@@ -202,32 +210,44 @@ class Trainer:
         return self.run.state
 
     @property
+    def train_rows(self) -> int:
+        """Examples per epoch of the current part of the data."""
+        return self.task.train_rows
+
+    @property
     def rows_seen(self) -> int:
         """Examples trained on so far, over all epochs and parts of the data."""
         return self.state.examples_before + self.state.epoch * self.train_rows + self.state.row
 
     def fit(self, progress: RunProgress) -> None:
         """Train to the end of the last epoch; return at once if the run has already reached it."""
+        if self.state.epoch < self.config.train.epochs:
+            self.train_part(progress)
+            progress.flush()
+            self.save()
+
+    def train_part(self, progress: RunProgress, ended: Event | None = None) -> bool:
+        """Train to the end of the part's last epoch; returns False if the event is set before."""
         every, epochs = self.config.train.checkpoint_every, self.config.train.epochs
-        if self.state.epoch >= epochs:
-            return
         self._since, self._counted = time.perf_counter(), self.counters()
         while self.state.epoch < epochs:
             with closing(self.steps(self.state.row)) as steps:
                 for batch, rows in steps:
                     self.train_step(batch, rows)
                     save = every and self.state.step % every == 0
+                    stops = ended is not None and ended.is_set()
                     # A checkpoint holds no open window of metrics, so end the window before it.
-                    if save or self.state.step % self.config.train.log_every == 0:
+                    if save or stops or self.state.step % self.config.train.log_every == 0:
                         self._add_point(progress)
                     if save:
                         progress.flush()
                         self.save()
+                    if stops:
+                        return False
             self.state.epoch, self.state.row = self.state.epoch + 1, 0
             self._validate(progress)
         self._add_point(progress)
-        progress.flush()
-        self.save()
+        return True
 
     def steps(self, start: int) -> Generator[tuple[Any, Any]]:
         """Yield batch and rows for each `train_step` of this epoch; rows are None unless steps are in flight."""
@@ -282,7 +302,7 @@ class Trainer:
         train = self.config.train
         steps = train.epochs * -(-self.train_rows // train.batch)
         done = self.state.step - self.state.steps_before
-        if train.dense_decay_from == 1:
+        if train.dense_decay_from == 1 or self.config.data.follow:
             return train.dense_lr
         left = (steps - done) / (steps * (1.0 - train.dense_decay_from))
         return train.dense_lr * min(left, 1.0)
@@ -298,9 +318,18 @@ class Trainer:
         if self.state.test is None and is_first():
             # It is of the part before.
             clear_report(self.config.train.out)
+        self._saved = self._progress()
         self._remove_replaced()
         if self.pusher is not None:
             self.pusher.begin()
+
+    def save_steps(self) -> None:
+        """Write a checkpoint, unless nothing was trained on since the last one."""
+        if self._progress() != self._saved:
+            self.save()
+
+    def _progress(self) -> tuple[int, int]:
+        return self.state.step, len(self.state.parts)
 
     def resume(self, console: Console) -> None:
         """Restore the last checkpoint, if there is one."""
@@ -309,17 +338,15 @@ class Trainer:
             console.print("No checkpoint to resume from: starting from the first row")
             return
         self._remove_replaced()
+        self._saved = self._progress()
         self._counts_before = self.state.counts
         if self.run.repeated is None and self.state.epoch < self.config.train.epochs:
             # train.epochs was raised after the run was complete, so it will be tested again.
             self.state.test = None
         if self.run.repeated is None and self.state.test is None:
+            part = f" of part {len(self.state.parts) + 1}" if self.state.parts else ""
+            part += f", {self.state.data}" if part and self.state.data else ""
             begins = "Beginning" if self.state.begins_part else "Resuming"
-            part = (
-                f" of part {len(self.state.parts) + 1}, {self.state.data}"
-                if self.state.parts
-                else ""
-            )
             console.print(
                 f"{begins} at step {self.state.step:,}, row {self.rows_seen:,}{part}",
                 highlight=False,
@@ -344,6 +371,8 @@ class Trainer:
         """The content of `report.json`."""
         config, state = self.config, self.state
         about = self.task.about()
+        if config.data.follow:
+            about["run"] = {"train_rows": self.rows_seen, "test_rows": 0}
         return {
             "test": test,
             "train": {

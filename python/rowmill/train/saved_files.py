@@ -13,7 +13,11 @@ from rowmill.train.state import files_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-_OF_THE_DATA = {"data": ("path", "train_rows", "schema"), "store": ("path",), "train": ("out",)}
+_OF_THE_DATA = {
+    "data": ("path", "train_rows", "schema", "follow", "until"),
+    "store": ("path",),
+    "train": ("out",),
+}
 """Settings that do not apply to the next data of a run, or that its folder gives. The columns of its log are a file."""
 _MAKERS = ("generate", "sequences", "nodes")
 
@@ -32,7 +36,7 @@ def saved_settings(run: Path) -> dict[str, dict[str, Any]]:
     }
     for section, names in _OF_THE_DATA.items():
         for name in names:
-            del settings[section][name]
+            settings[section].pop(name, None)
     return settings
 
 

@@ -19,6 +19,8 @@ from rowmill.train.identity import (
     check_same_part,
     check_same_run,
     check_same_structure,
+    is_of_unknown_data,
+    with_data_of,
 )
 from rowmill.train.parts import Part, check_new, numbered
 from rowmill.train.run_files import RunFiles
@@ -33,15 +35,16 @@ ATTACHMENT = "rowmill.train"
 class RunState:
     """Position in the data, and measurements so far.
 
-    `data` is the path of the current part of the data, `epoch` and `row` the position in it, and `test` is None until it is
-    complete. Everything else is of the whole run: `parts` are the parts before, and `counts` counters of the rows, restarts
-    included.
+    `data` is the path of the current part of the data, `file` the values of a `TakenFile` if it is followed, `epoch` and `row`
+    are the position in it, and `test` is None until it is complete. Everything else is of the whole run: `parts` are the parts
+    before, and `counts` counters of the rows, restarts included.
     """
 
     epoch: int = 0
     row: int = 0
     step: int = 0
     data: str = ""
+    file: dict[str, Any] | None = None
     parts: list[Part] = field(default_factory=list[Part])
     seconds: float = 0.0
     looked_up: int = 0
@@ -76,13 +79,25 @@ class RunState:
         """Whether nothing of the current part has been trained on, and there are parts before it."""
         return bool(self.parts) and self.epoch == self.row == 0 and self.test is None
 
-    def next_part(self, saved: Mapping[str, Any], data: str) -> None:
-        """End the current part, which has this saved identity, and begin the next one."""
-        assert self.test is not None, "the part is complete"
-        examples = self.examples_before + self.epoch * saved[TRAIN_ROWS]
-        done = Part(self.data, saved[DATA_ROWS], saved[CHECKSUM], self.step, examples, self.test)
-        self.parts.append(done)
-        self.data, self.epoch, self.row, self.test = data, 0, 0, None
+    @property
+    def is_between_parts(self) -> bool:
+        """Whether there is no current part: all files that had arrived were trained on."""
+        return bool(self.parts) and not self.data
+
+    def end_part(self, identity: Mapping[str, Any], test: dict[str, float | None]) -> None:
+        """End the current part, which has this identity."""
+        self.parts.append(
+            Part(
+                data=self.data,
+                rows=identity[DATA_ROWS],
+                checksum=identity[CHECKSUM],
+                steps=self.step,
+                examples=self.examples_before + self.epoch * identity[TRAIN_ROWS],
+                test=test,
+                file=self.file,
+            )
+        )
+        self.data, self.file, self.epoch, self.row, self.test = "", None, 0, 0, None
 
     @property
     def hit_rate(self) -> float | None:
@@ -138,15 +153,18 @@ class Run:
         """
         data = self.state.data
         begins = check_goes_on(described, self.identity, data=data, continues=self.continues)
-        saved, self.state = (
-            json.loads(described["identity"]),
-            RunState.from_json(described["state"]),
-        )
+        saved = json.loads(described["identity"])
+        self.state = RunState.from_json(described["state"])
         self.repeated = numbered(self.state.parts, self.identity)
         if not begins:
             self.state.data = data
         elif self.repeated is None:
-            self.state.next_part(saved, data)
+            if self.state.test is not None:
+                self.state.end_part(saved, self.state.test)
+            if is_of_unknown_data(self.identity):
+                self.identity = with_data_of(self.identity, saved)
+            else:
+                self.state.data = data
         # Checkpoints older than the device setting have dense halves on the CPU.
         before = {"device": "cpu", **json.loads(described["conditions"])}
         return [
@@ -187,32 +205,47 @@ def check_goes_on(
         described: The result of `Run.described`.
         identity: The identity of the run that would go on.
         data: The path of its data, for messages.
-        continues: Whether it may begin another part.
+        continues: Whether it may begin another part. A run of files that arrive always may.
 
     Raises:
         ConfigError: It cannot go on: a setting or the data differs, or the current part is not complete.
     """
     saved, state = json.loads(described["identity"]), RunState.from_json(described["state"])
+    unfinished = (
+        f"this run has not finished part {len(state.parts) + 1} of its data, {state.data or 'its first data'}, and is at "
+        f"step {state.step:,}: pass that with --data first"
+    )
+    if is_of_unknown_data(identity):
+        known = with_data_of(identity, saved)
+        if state.test is None and not state.is_between_parts:
+            if state.file is None:
+                raise ConfigError(f"cannot follow {data}: {unfinished}")
+            check_same_part(saved, known, state.data)
+        elif continues:
+            check_same_structure(saved, known)
+        else:
+            check_same_run(saved, known)
+        return True
     if not continues:
-        if state.parts and saved[CHECKSUM] != identity[CHECKSUM]:
+        if state.parts and (state.is_between_parts or saved[CHECKSUM] != identity[CHECKSUM]):
+            last = state.data or state.parts[-1].data
             raise ConfigError(
-                f"cannot resume: {data} is not the last data of this run, {state.data}: pass that with --data, or train "
-                "on new data with --continue"
+                f"cannot resume: {data} is not the last data of this run, {last}: pass that with --data, or train on new "
+                "data with --continue"
+                if state.data
+                else f"cannot resume: all data of this run is complete, the last is {last}: train on new data with --continue"
             )
         check_same_run(saved, identity)
         return False
-    if (saved[DATA_ROWS], saved[CHECKSUM]) == (identity[DATA_ROWS], identity[CHECKSUM]):
+    current = Part(state.data, saved[DATA_ROWS], saved[CHECKSUM], state.step, 0, {})
+    if not state.is_between_parts and current.is_of(identity):
         check_same_part(saved, identity, data)
         return False
     check_same_structure(saved, identity)
     if numbered(state.parts, identity) is None:
-        current = Part(state.data, saved[DATA_ROWS], saved[CHECKSUM], state.step, 0, {})
         check_new([*state.parts, current], identity, data)
-        if state.test is None:
-            raise ConfigError(
-                f"cannot continue with {data}: this run has not finished part {len(state.parts) + 1} of its data, "
-                f"{state.data or 'its first data'}, and is at step {state.step:,}: pass that with --data first"
-            )
+        if state.test is None and not state.is_between_parts:
+            raise ConfigError(f"cannot continue with {data}: {unfinished}")
     return True
 
 

@@ -162,7 +162,7 @@ def check_flags(config: Config) -> None:
     """Raise `ConfigError` if a setting is given that the task ignores."""
     task, usual = config.train.task, Config()
     flags = {
-        "ctr": ("data", ("schema", "train_rows", "ids", "buckets", "min_count")),
+        "ctr": ("data", ("schema", "train_rows", "follow", "until", "ids", "buckets", "min_count")),
         "gnn": ("gnn", ("split", "splits")),
     }
     for of, (section, names) in flags.items():

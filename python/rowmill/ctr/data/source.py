@@ -75,6 +75,11 @@ def check_log(path: Path) -> None:
         )
 
 
+def is_log_name(name: str) -> bool:
+    """Whether a file of this name in a folder belongs to a log."""
+    return not name.startswith(("_", ".")) and name.endswith((".parquet", *_TSV_SUFFIXES))
+
+
 def columns_of(path: Path) -> list[str] | None:
     """Names of the columns of a Parquet log; None of any other, and of one that cannot be read."""
     try:
@@ -226,6 +231,19 @@ class TableSource:
                 batch, self.schema, lambda i, row=row: f"the table, row {row + i} (from 0)"
             )
             row += batch.num_rows
+
+
+class NoRows:
+    """A log without rows."""
+
+    rows = 0
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+
+    def blocks(self, start: int, stop: int) -> Iterator[RowBlock]:
+        """No rows."""
+        return iter(())
 
 
 def head(block: RowBlock, rows: int) -> RowBlock:

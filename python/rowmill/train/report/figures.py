@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -92,4 +92,9 @@ _FIGURES = {
 def figures_of(report_or_config: Mapping[str, Any]) -> Figures:
     """The metrics for the task of a report, or of a config as a dictionary."""
     config = report_or_config.get("config", report_or_config)
-    return _FIGURES[config["train"].get("task", "ctr")]
+    figures = _FIGURES[config["train"].get("task", "ctr")]
+    if not config["data"].get("follow"):
+        return figures
+    # Rows are not held out: each is predicted before it is trained on.
+    online = (replace(of, name=of.name.replace("test ", "online ")) for of in figures.test)
+    return replace(figures, test=tuple(online))
