@@ -33,7 +33,7 @@ from rowmill.train.state import ATTACHMENT, RunState, files_of, unpacked
 from rowmill.train.versions import lower_is_better
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -79,6 +79,7 @@ class SavedRun:
         weights: Dense weights by name.
         parts: The rows: in one store, or in one of each rank.
         of_ranks: Whether many ranks wrote it.
+        replicated: Tables of which every rank has all rows.
         memory: Memory budget for reading rows.
     """
 
@@ -91,6 +92,7 @@ class SavedRun:
         parts: tuple[Rows, ...],
         *,
         of_ranks: bool,
+        replicated: Collection[str],
         memory: int | str | None,
         scratch: Path | None,
     ) -> None:
@@ -109,6 +111,7 @@ class SavedRun:
         self.weights = weights
         self.parts = parts
         self.of_ranks = of_ranks
+        self.replicated = replicated
         self.memory = memory or self.config.store.memory
         self._scratch = scratch
         self._merged: Path | None = None
@@ -140,7 +143,8 @@ class SavedRun:
         if version == BEST:
             version = best_version(folder, cls.open(run).config)
         read = _of_ranks if of_ranks else _of_one
-        described, weights, parts = read(folder, None if version is None else str(version), memory)
+        named = None if version is None else str(version)
+        described, weights, parts, replicated = read(folder, named, memory)
         return cls(
             run,
             folder,
@@ -148,6 +152,7 @@ class SavedRun:
             weights,
             parts,
             of_ranks=of_ranks,
+            replicated=replicated,
             memory=memory,
             scratch=scratch,
         )
@@ -185,19 +190,24 @@ class SavedRun:
 
     def rows(self) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
         """All rows once, in batches: name of the table, ids int64 `[n]`, weights float32 `[n, dim]`."""
-        for part in self.parts:
-            if part.version is None:
-                # In the order of the log, which reads it once.
-                changes = Changes(_core.Changes.open(str(part.folder), 0, part.at))
-                changes.batch_rows = _CHUNK_ROWS
-                for batch in changes:
-                    if len(batch.ids):
-                        yield batch.table, batch.ids, np.array(batch.weights)
-            elif self.of_ranks:
-                with closing(part.open(self.memory)) as store:
-                    yield from _scanned(store)
-            else:
-                yield from _scanned(self.store)
+        for number, part in enumerate(self.parts):
+            for name, ids, weights in self._rows_in(part):
+                if number == 0 or name not in self.replicated:
+                    yield name, ids, weights
+
+    def _rows_in(self, part: Rows) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+        if part.version is None:
+            # In the order of the log, which reads it once.
+            changes = Changes(_core.Changes.open(str(part.folder), 0, part.at))
+            changes.batch_rows = _CHUNK_ROWS
+            for batch in changes:
+                if len(batch.ids):
+                    yield batch.table, batch.ids, np.array(batch.weights)
+        elif self.of_ranks:
+            with closing(part.open(self.memory)) as store:
+                yield from _scanned(store)
+        else:
+            yield from _scanned(self.store)
 
     def copy_rows(self, folder: Path) -> None:
         """Copy the weights of all rows, without optimizer state, into a new store.
@@ -264,7 +274,8 @@ def best_version(folder: Path, config: Config) -> str:
     return choose(found, key=lambda kept: kept["metric"])["name"]
 
 
-_Read = tuple["Mapping[str, Any]", "Mapping[str, Tensor]", tuple[Rows, ...]]
+_Read = tuple["Mapping[str, Any]", "Mapping[str, Tensor]", tuple[Rows, ...], frozenset[str]]
+"""Description, dense weights, rows, and the tables that every rank has."""
 
 
 def _of_one(folder: Path, version: str | None, memory: int | str | None) -> _Read:
@@ -284,7 +295,7 @@ def _of_one(folder: Path, version: str | None, memory: int | str | None) -> _Rea
             packed = store.attachment(ATTACHMENT)
         number = int(given)
     described = {} if packed is None else unpacked(packed)
-    return described, described.get("model", {}), (Rows(folder, at, number),)
+    return described, described.get("model", {}), (Rows(folder, at, number),), frozenset()
 
 
 def _of_ranks(folder: Path, version: str | None, _: int | str | None) -> _Read:
@@ -293,7 +304,8 @@ def _of_ranks(folder: Path, version: str | None, _: int | str | None) -> _Read:
         "dict[str, Any]", manifest.position if isinstance(manifest.position, dict) else {}
     )
     parts = tuple(Rows(part, at, number) for part, at, number in found)
-    return described, saved_state(folder, manifest)["model"], parts
+    replicated = {name for name, of in manifest.placements.items() if of == "replicated"}
+    return described, saved_state(folder, manifest)["model"], parts, frozenset(replicated)
 
 
 def _config(content: dict[str, Any]) -> Config:

@@ -276,6 +276,7 @@ def test_rows_of_two_ranks_are_merged(tmp_path: Path) -> None:
         "--batch": 64,
         "--checkpoint-every": 4,
         "--versions": 2,
+        "--placement": "rows,user=replicated,item=whole",
     }
     command = [sys.executable, "-m", "rowmill", "train", *map(str, chain(*flags.items()))]
     ranks = {
@@ -310,15 +311,17 @@ def test_rows_of_two_ranks_are_merged(tmp_path: Path) -> None:
     assert [version["step"] for version in versions] == [4, 8]
     with load(tmp_path / "run", version="step-4", scratch=tmp_path) as early:
         assert early.step == 4
-        rows = sum(len(table) for table in early.tables.values())
+        rows = {name: len(table) for name, table in early.tables.items()}
         before = early.predict(data)
     assert not torch.equal(before, scores[:, 0])
-    assert rows == versions[0]["rows"]
+    # Both ranks have the users.
+    assert sum(rows.values()) + rows["user"] == versions[0]["rows"]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     command = ["vectors", str(tmp_path / "run"), "--out", str(tmp_path / "early")]
     assert main([*command, "--version", "step-4"]) == 0
-    ids = [np.load(file) for file in (tmp_path / "early").glob("*.ids.npy")]
-    assert sum(map(len, ids)) == sum(len(np.unique(of_table)) for of_table in ids) == rows
+    for name, count in rows.items():
+        ids = np.load(tmp_path / "early" / f"{name}.ids.npy")
+        assert len(ids) == len(np.unique(ids)) == count
     assert main(["rollback", str(tmp_path / "run"), "step-4"]) == 0
     with load(tmp_path / "run") as rolled_back:
         assert torch.equal(rolled_back.predict(data), before)
