@@ -1,7 +1,7 @@
-# `make` sets everything up and trains the demo. `make help` lists all targets.
+# `make` sets everything up and runs the demo. `make help` lists all targets.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
-.DEFAULT_GOAL := train
+.DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
 
@@ -53,13 +53,12 @@ define RUN_SOME
 @result=$$($(1)); echo "$$result"; grep -q "ok. [1-9][0-9]* passed" <<<"$$result"
 endef
 
-.PHONY: train
-train: setup ## Set up, then train a DLRM on a generated click log, with memory for a quarter of its rows
-	@# --replace: `make` may be run again. The old run is kept until the new one has a checkpoint, and the log stays.
-	$(VENV)/bin/rowmill train --config examples/quickstart.toml --replace
+.PHONY: demo
+demo: setup ## Set up, then train a model, kill it, resume it, continue it with a second day, and ask it for scores
+	$(VENV)/bin/python examples/day_by_day.py
 
 .PHONY: serve-demo
-serve-demo: setup ## Serve the demo's model in two processes, send requests over HTTP and gRPC; trains it first if it is missing
+serve-demo: setup ## Serve the quickstart's model in two processes, send requests over HTTP and gRPC; trains it first if it is missing
 	$(VENV)/bin/python examples/serve_demo.py
 
 .PHONY: setup

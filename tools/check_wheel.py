@@ -3,7 +3,7 @@
 - The wheel needs no newer glibc than its tag says, by auditwheel, and no library but those of a plain Linux system.
 - It is small: symbols for debuggers are stripped.
 - Its metadata is valid for a package index, and asks for torch and numpy only.
-- Both are of the version in `Cargo.toml`.
+- Both are of the version in `Cargo.toml`, which is also the first of `CHANGELOG.md`.
 
     .venv/bin/python tools/check_wheel.py dist
 """
@@ -92,6 +92,8 @@ def main() -> None:
     """Check the files of the folder that the command line names."""
     folder = Path(sys.argv[1])
     version = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
+    told = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    fail_unless(told is not None and told[1] == version, f"CHANGELOG.md must begin with {version}")
     wheel, source = only_file(folder, "*.whl"), only_file(folder, "*.tar.gz")
     check_platform(wheel)
     size = wheel.stat().st_size

@@ -1,4 +1,4 @@
-"""How long does the training run that `make` starts take, and what does it score?
+"""How long does training by `examples/quickstart.toml` take, and what does it score?
 
 Each round runs `rowmill train --config examples/quickstart.toml` in a new process and an empty folder: it generates the
 click log, trains with row memory for a quarter of the rows, tests and writes its report.

@@ -1,16 +1,20 @@
 """The quickstart runs, with two million live rows and memory for a quarter of them; example settings of knowledge graphs run.
+What `make` shows runs twice, on a tenth of its rows.
 
 The full run takes a minute. The test computes its number of rows from the distribution of ids, and runs a hundredth of it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from python.tests.warm import warm_python
 from rowmill.config import load_config
 from rowmill.ctr.data.generate import id_laws
 from rowmill.ctr.data.locality import expected_reuse
@@ -46,6 +50,38 @@ def test_the_quickstart_runs(tmp_path: Path) -> None:
     assert report["run"]["live_row_bytes"] > 2.5 * report["run"]["row_limit"]
     assert report["run"]["cold_reads"] + report["run"]["lookahead_loaded"] > 0
     assert report["test"]["auc"] is not None
+
+
+@pytest.mark.slow
+def test_what_make_shows_runs_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spec = importlib.util.spec_from_file_location("day_by_day", EXAMPLES / "day_by_day.py")
+    assert spec is not None
+    assert spec.loader is not None
+    days = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(days)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(days, "DAYS", {path: rows // 10 for path, rows in days.DAYS.items()})
+    monkeypatch.setattr(days, "TABLE_ROWS", 18_000)
+    settings = ("--memory", "128MiB", "--row-memory", "6MiB", "--batch", "32")
+    monkeypatch.setattr(days, "SETTINGS", (*settings, "--checkpoint-every", "50"))
+    kill = days.killed
+
+    def killed(*arguments: str | Path) -> None:
+        """Of a process that is not forked: a forked one ends a moment after its front-end process."""
+        with monkeypatch.context() as patch:
+            patch.setattr(days, "ROWMILL", (sys.executable, "-m", "rowmill"))
+            kill(*arguments)
+
+    monkeypatch.setattr(days, "killed", killed)
+    monkeypatch.setattr(days, "ROWMILL", (warm_python(), "-m", "rowmill"))
+    for _ in range(2):
+        days.main()  # Ends the process if a command fails, or if bits differ.
+        said = capfd.readouterr().out
+        assert "\nResuming at step " in said
+        assert "\nscores that a kill changed 0 of 10,000\n" in said
+        assert Path("out/days/run/report.html").exists()
 
 
 @pytest.mark.parametrize(
