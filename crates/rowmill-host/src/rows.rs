@@ -377,14 +377,20 @@ impl Rows {
         self.apply("begin a fill", command, Exchange::Send(data), deadline)?.wait().map(drop)
     }
 
-    /// Send a frame of a fill or of the feed, without waiting for its answer. The node applies frames in the order of
-    /// their numbers.
+    /// Send a frame of a fill or of the feed, without waiting for its answer. The node refuses a frame that does not follow
+    /// the last one: wait for each answer before the next. `skipped` sequence numbers before it belong to no frame.
     ///
     /// # Errors
     ///
     /// Those of [`Client::submit`].
-    pub fn send_frame(&self, sequence: u64, payload: &[u8], deadline: Instant) -> Result<Pending, HostError> {
-        let (command, data) = encode_frame(self.namespace, sequence, payload);
+    pub fn send_frame(
+        &self,
+        sequence: u64,
+        skipped: u64,
+        payload: &[u8],
+        deadline: Instant,
+    ) -> Result<Pending, HostError> {
+        let (command, data) = encode_frame(self.namespace, sequence, skipped, payload);
         self.apply("apply a frame", command, Exchange::Send(data), deadline)
     }
 

@@ -59,7 +59,7 @@ fn fetch() {
 fn apply() {
     let tables = [TableSpec { name: "users", spec: "{\"dim\":8}" }, TableSpec { name: "tägs", spec: "{}" }];
     assert_eq!(encode_begin(2, 42, &tables), golden("apply-begin"));
-    assert_eq!(encode_frame(2, SEQUENCE, b"\x03\0\0\0payload"), golden("apply-frame"));
+    assert_eq!(encode_frame(2, SEQUENCE, 0, b"\x03\0\0\0payload"), golden("apply-frame"));
     assert_eq!((Apply::end(2, SEQUENCE), Vec::new()), golden("apply-end"));
 }
 

@@ -386,7 +386,7 @@ fn hosts_need_their_name_and_key() {
     assert_eq!(stage(&mut io, 1, &[bag(0, &[1])]), Status::SUCCESS);
     fetch(&mut io, 1, 36).unwrap();
     // It may read only.
-    let (command, data) = encode_frame(NAMESPACE, 1, b"frame");
+    let (command, data) = encode_frame(NAMESPACE, 1, 0, b"frame");
     assert_eq!(io.call(command, Exchange::Send(data)).0, Status::ACCESS_DENIED);
     // The same secret for another hash is another key.
     assert!(connect_as(&served, with_key(key('B')), DIGESTS).is_err());

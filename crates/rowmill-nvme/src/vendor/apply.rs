@@ -16,6 +16,8 @@ pub enum Apply<'a> {
     Frame {
         /// The sequence number of the frame; during a fill, frames are numbered from 0.
         sequence: u64,
+        /// Sequence numbers between the last frame and this one that no frame has.
+        skipped: u64,
         /// The payload of the frame, as in a segment of the feed.
         payload: &'a [u8],
     },
@@ -83,7 +85,7 @@ impl<'a> Apply<'a> {
             ACTION_BEGIN => parse_begin(data).map(Apply::Begin).ok_or(Status::MALFORMED),
             ACTION_FRAME => {
                 let payload = parse_frame(sequence, data).ok_or(Status::MALFORMED)?;
-                Ok(Apply::Frame { sequence, payload })
+                Ok(Apply::Frame { sequence, skipped: command.quadword(14), payload })
             }
             ACTION_END if data.is_empty() => Ok(Apply::End { sequence }),
             ACTION_END => Err(Status::MALFORMED),
@@ -159,14 +161,15 @@ pub fn encode_begin(nsid: u32, seed: u64, tables: &[TableSpec<'_>]) -> (Command,
     (Command::new(io::APPLY, nsid).with(10, ACTION_BEGIN), data)
 }
 
-/// The command that applies a frame of the feed, and its data.
-pub fn encode_frame(nsid: u32, sequence: u64, payload: &[u8]) -> (Command, Vec<u8>) {
+/// The command that applies a frame of the feed, and its data. A feed skips numbers when its store is opened again.
+pub fn encode_frame(nsid: u32, sequence: u64, skipped: u64, payload: &[u8]) -> (Command, Vec<u8>) {
     let bytes = (payload.len() as u32).into();
     let header = FrameHeader { bytes, checksum: checksum(sequence, payload).into() };
     let mut data = header.as_bytes().to_vec();
     data.extend(payload);
     data.resize(data.len().next_multiple_of(4), 0);
-    (Command::new(io::APPLY, nsid).with(10, ACTION_FRAME).with_quadword(12, sequence), data)
+    let command = Command::new(io::APPLY, nsid).with(10, ACTION_FRAME);
+    (command.with_quadword(12, sequence).with_quadword(14, skipped), data)
 }
 
 #[cfg(test)]
@@ -190,8 +193,11 @@ mod tests {
 
     #[test]
     fn a_frame_belongs_to_its_sequence_number() {
-        let (command, data) = encode_frame(1, 17, b"payload");
-        assert_eq!(Apply::parse(&command, &data), Ok(Apply::Frame { sequence: 17, payload: b"payload" }));
+        let (command, data) = encode_frame(1, 17, 3, b"payload");
+        assert_eq!(
+            Apply::parse(&command, &data),
+            Ok(Apply::Frame { sequence: 17, skipped: 3, payload: b"payload" })
+        );
         assert_eq!(Apply::parse(&command.with(12, 18), &data), Err(Status::MALFORMED));
         for at in 0..15 {
             let mut damaged = data.clone();

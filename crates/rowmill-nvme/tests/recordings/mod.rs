@@ -223,10 +223,10 @@ fn rows(mut tape: Tape) -> Recording {
     expect(fetch(1, false), Status::UNKNOWN_HANDLE);
     let send = |(command, data)| (command, Exchange::Send(data));
     let tables = [TableSpec { name: "users", spec: "{}" }];
-    expect(send(encode_frame(ROWS, 0, b"rows")), Status::FEED_GAP);
+    expect(send(encode_frame(ROWS, 0, 0, b"rows")), Status::FEED_GAP);
     expect(send(encode_begin(ROWS, 42, &tables)), Status::SUCCESS);
     expect(send(encode_begin(ROWS, 42, &tables)), Status::FILL_CONFLICT);
-    expect(send(encode_frame(ROWS, 0, b"rows")), Status::SUCCESS);
+    expect(send(encode_frame(ROWS, 0, 0, b"rows")), Status::SUCCESS);
     expect((Apply::end(ROWS, 7), Exchange::None), Status::SUCCESS);
     tape.end(link)
 }
