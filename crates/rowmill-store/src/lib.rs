@@ -73,7 +73,7 @@ pub use metrics::{GroupStats, Metric, MetricKind, MetricUnit, MetricValue, Stats
 pub use options::{Background, FeedOptions, StoreOptions};
 pub use replication::{
     ChangedRows, ChangedTable, Changes, CheckpointPart, FILES_ATTACHMENT, Keeper, PartReader,
-    PinnedCheckpoint, Replayed, Share,
+    PinnedCheckpoint, Replayed, Share, WeightsSource, WeightsTarget, copy_weights,
 };
 pub use rowmill_io::{DirectoryVolume, IoChoice, MemoryVolume, Volume};
 pub use rowmill_rows::{

@@ -71,6 +71,20 @@ pub enum FeedChange {
     },
 }
 
+impl FeedEvent {
+    /// The payload of the event's frame, as a segment of the feed has it.
+    pub fn payload(&self) -> Vec<u8> {
+        let mut frame = Vec::new();
+        encode(&mut frame, self.sequence, self.published_ns, &self.change);
+        frame.split_off(FRAME_HEADER_BYTES)
+    }
+
+    /// The event of a frame. `None` if the payload is malformed.
+    pub fn parse(sequence: u64, payload: &[u8]) -> Option<FeedEvent> {
+        decode(sequence, payload)
+    }
+}
+
 /// Append the frame of a change to `out`.
 pub(super) fn encode(out: &mut Vec<u8>, sequence: u64, published_ns: u64, change: &FeedChange) {
     let begin = out.len();
