@@ -84,7 +84,13 @@ CRATE_IMPORTS = {
         "rowmill-store",
     },
     "rowmill-nvme": {"rowmill-io"},
-    "rowmill-storage-node": {"rowmill-io", "rowmill-nvme", "rowmill-server", "rowmill-store"},
+    "rowmill-storage-node": {
+        "rowmill-io",
+        "rowmill-nvme",
+        "rowmill-host",
+        "rowmill-server",
+        "rowmill-store",
+    },
     "rowmill-host": {"rowmill-rows", "rowmill-io", "rowmill-nvme"},
     "rowmill-testkit": {"rowmill-splitmix", "rowmill-io"},
     "rowmill-python": {
@@ -95,6 +101,8 @@ CRATE_IMPORTS = {
         "rowmill-remote",
         "rowmill-server",
         "rowmill-serve",
+        "rowmill-host",
+        "rowmill-nvme",
         "rowmill-storage-node",
     },
     "rowmill-peers": set[str](),

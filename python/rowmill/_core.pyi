@@ -415,3 +415,27 @@ class StorageNode:
     metrics: str
     def __init__(self, config: Path) -> None: ...
     def run(self) -> None: ...
+
+def storage_fill(
+    sources: Sequence[tuple[Path, int | None]],
+    url: str,
+    *,
+    dtype_name: str | None,
+    host_nqn: str | None,
+    key_file: Path | None,
+) -> tuple[int, int, int, int]: ...
+def storage_status(
+    url: str, *, host_nqn: str | None, key_file: Path | None
+) -> tuple[list[tuple[str, int, str, int | None]], int]: ...
+@final
+class StorageFollower:
+    def __init__(
+        self,
+        store: Path,
+        url: str,
+        *,
+        dtype_name: str | None,
+        host_nqn: str | None,
+        key_file: Path | None,
+    ) -> None: ...
+    def run(self, seconds: float) -> tuple[int, int, int, int, int]: ...

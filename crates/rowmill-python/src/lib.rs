@@ -71,7 +71,7 @@ mod _core {
     #[pymodule_export]
     use crate::split::split_sgd;
     #[pymodule_export]
-    use crate::storage::StorageNode;
+    use crate::storage::{StorageFollower, StorageNode, storage_fill, storage_status};
     #[pymodule_export]
     use crate::store::{Lookup, Store};
     #[pymodule_export]

@@ -1,12 +1,15 @@
 //! Storage nodes.
 
-use std::path::PathBuf;
-use std::sync::Mutex;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use pyo3::prelude::*;
-use rowmill_storage_node::{NodeSettings, Process, ProcessError};
+use rowmill_host::{HostError, HostSettings, NvmeUrl};
+use rowmill_storage_node::{Followed, NodeSettings, Process, ProcessError, SendError};
+use rowmill_store::{DirectoryVolume, Dtype, IoChoice, StoreError, Volume, WeightsSource};
 
-use crate::errors::{exception, invalid};
+use crate::errors::{exception, invalid, raised as store_raised};
 
 fn raised(py: Python<'_>, error: &ProcessError) -> PyErr {
     match error {
@@ -41,5 +44,135 @@ impl StorageNode {
         let process = self.process.lock().ok().and_then(|mut process| process.take());
         let process = process.ok_or_else(|| invalid(py, "the storage node has run already"))?;
         py.detach(|| process.run()).map_err(|error| raised(py, &error))
+    }
+}
+
+/// Name, weights per row, dtype, and ids of a dense table.
+type TableStatus = (String, u32, &'static str, Option<u64>);
+
+fn send_raised(py: Python<'_>, error: &SendError) -> PyErr {
+    match error {
+        SendError::Store(error) => store_raised(py, error),
+        SendError::Host(HostError::Url { .. } | HostError::Namespace { .. }) => {
+            invalid(py, error.to_string())
+        }
+        _ => exception(py, "StorageError", error.to_string()),
+    }
+}
+
+/// The URL of a node, and who this host is: the machine's name by default.
+fn target(url: &str, nqn: Option<&str>, key_file: Option<&Path>) -> Result<(NvmeUrl, HostSettings), String> {
+    let url = url.parse::<NvmeUrl>().map_err(|error| error.to_string())?;
+    let mut settings = HostSettings::of_machine().map_err(|error| error.to_string())?;
+    if let Some(nqn) = nqn {
+        settings.identity.name = nqn.parse().map_err(|error| format!("host_nqn is {nqn:?}: {error}"))?;
+    }
+    if let Some(file) = key_file {
+        let wrong = |error: String| format!("key_file is {}: {error}", file.display());
+        let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
+        let key = text.trim().parse().map_err(|error: rowmill_nvme::KeyError| wrong(error.to_string()))?;
+        settings.identity.key = Some(key);
+    }
+    Ok((url, settings))
+}
+
+fn volume(path: &Path) -> Result<Arc<dyn Volume>, StoreError> {
+    if !path.is_dir() {
+        return Err(StoreError::Missing { location: path.display().to_string() });
+    }
+    Ok(Arc::new(DirectoryVolume::open(path, IoChoice::Auto)?))
+}
+
+fn dtype(py: Python<'_>, name: Option<&str>) -> PyResult<Option<Dtype>> {
+    match name {
+        None => Ok(None),
+        Some("fp32") => Ok(Some(Dtype::F32)),
+        Some("bf16") => Ok(Some(Dtype::Bf16)),
+        Some(other) => Err(invalid(py, format!("dtype must be \"fp32\" or \"bf16\", got {other:?}"))),
+    }
+}
+
+/// Fill a namespace with the rows of a store, or of the stores of all ranks: folders and numbers of checkpoints. Returns
+/// tables, rows, bytes and the sequence number.
+#[pyfunction]
+#[pyo3(signature = (sources, url, *, dtype_name, host_nqn, key_file))]
+pub(crate) fn storage_fill(
+    py: Python<'_>,
+    sources: Vec<(PathBuf, Option<u64>)>,
+    url: &str,
+    dtype_name: Option<&str>,
+    host_nqn: Option<&str>,
+    key_file: Option<PathBuf>,
+) -> PyResult<(usize, u64, u64, u64)> {
+    let (url, settings) = target(url, host_nqn, key_file.as_deref()).map_err(|error| invalid(py, error))?;
+    let dtype = dtype(py, dtype_name)?;
+    let filled = py.detach(|| {
+        let sources = sources.iter().map(|(path, at)| Ok((volume(path)?, *at)));
+        let sources = sources.collect::<Result<Vec<WeightsSource>, StoreError>>()?;
+        rowmill_storage_node::fill(&sources, &url, &settings, dtype)
+    });
+    let report = filled.map_err(|error| send_raised(py, &error))?;
+    Ok((report.tables, report.rows, report.bytes, report.sequence))
+}
+
+/// The tables of a namespace (name, weights per row, dtype, ids of a dense table) and the last frame that it has.
+#[pyfunction]
+#[pyo3(signature = (url, *, host_nqn, key_file))]
+pub(crate) fn storage_status(
+    py: Python<'_>,
+    url: &str,
+    host_nqn: Option<&str>,
+    key_file: Option<PathBuf>,
+) -> PyResult<(Vec<TableStatus>, u64)> {
+    let (url, settings) = target(url, host_nqn, key_file.as_deref()).map_err(|error| invalid(py, error))?;
+    let found = py.detach(|| rowmill_storage_node::status(&url, &settings));
+    let (tables, sequence) = found.map_err(|error| send_raised(py, &error))?;
+    let table = |entry: rowmill_nvme::TableEntry| {
+        let dtype = if entry.dtype == rowmill_nvme::RowDtype::Fp32 { "fp32" } else { "bf16" };
+        let rows = match entry.index {
+            rowmill_nvme::TableIndex::Dense { rows, .. } => Some(rows),
+            rowmill_nvme::TableIndex::Hash => None,
+        };
+        (entry.name, entry.dim, dtype, rows)
+    };
+    Ok((tables.into_iter().map(table).collect(), sequence))
+}
+
+/// Keeps a namespace up to date with the feed of a store.
+#[pyclass(frozen, module = "rowmill._core")]
+pub(crate) struct StorageFollower(Mutex<rowmill_storage_node::Follower>);
+
+#[pymethods]
+impl StorageFollower {
+    #[new]
+    #[pyo3(signature = (store, url, *, dtype_name, host_nqn, key_file))]
+    fn new(
+        py: Python<'_>,
+        store: PathBuf,
+        url: &str,
+        dtype_name: Option<&str>,
+        host_nqn: Option<&str>,
+        key_file: Option<PathBuf>,
+    ) -> PyResult<Self> {
+        let (url, settings) =
+            target(url, host_nqn, key_file.as_deref()).map_err(|error| invalid(py, error))?;
+        let dtype = dtype(py, dtype_name)?;
+        let connect = || {
+            let volume = volume(&store)?;
+            rowmill_storage_node::Follower::connect(volume, &url, &settings, dtype)
+        };
+        let follower = py.detach(connect).map_err(|error| send_raised(py, &error))?;
+        Ok(Self(Mutex::new(follower)))
+    }
+
+    /// Send what is published, for about this time. Returns fills, frames, rows, sequence number and the time at which
+    /// the last frame was published, in nanoseconds since 1970.
+    fn run(&self, py: Python<'_>, seconds: f64) -> PyResult<(u64, u64, u64, u64, u64)> {
+        let time = Duration::try_from_secs_f64(seconds)
+            .map_err(|_| invalid(py, format!("{seconds} is no number of seconds")))?;
+        let run = || self.0.lock().unwrap_or_else(PoisonError::into_inner).run(time);
+        let followed = py.detach(run).map_err(|error| send_raised(py, &error))?;
+        let Followed { fills, frames, rows, sequence, published_ns } = followed;
+        Ok((fills, frames, rows, sequence, published_ns))
     }
 }

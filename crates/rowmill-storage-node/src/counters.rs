@@ -18,12 +18,14 @@ pub(crate) enum Count {
     /// Ids of stage commands.
     Lookups,
     Fetches,
+    /// Commands of fills, and frames of the feed.
+    Applies,
     /// Commands of I/O queues that were answered with an error.
     Errors,
 }
 
 impl Count {
-    pub(crate) const ALL: [Count; 9] = [
+    pub(crate) const ALL: [Count; 10] = [
         Count::Reads,
         Count::ReadBytes,
         Count::Writes,
@@ -32,6 +34,7 @@ impl Count {
         Count::Stages,
         Count::Lookups,
         Count::Fetches,
+        Count::Applies,
         Count::Errors,
     ];
 
@@ -46,6 +49,7 @@ impl Count {
             Count::Stages => "rowmill_storage_stages",
             Count::Lookups => "rowmill_storage_lookups",
             Count::Fetches => "rowmill_storage_fetches",
+            Count::Applies => "rowmill_storage_applies",
             Count::Errors => "rowmill_storage_errors",
         }
     }
@@ -60,6 +64,7 @@ impl Count {
             Count::Stages => "Stage commands",
             Count::Lookups => "Rows looked up for stage commands",
             Count::Fetches => "Fetch commands",
+            Count::Applies => "Commands of fills, and frames of the feed",
             Count::Errors => "Commands of I/O queues answered with an error",
         }
     }

@@ -1,6 +1,7 @@
 //! One subsystem of a node: what it serves, and to which hosts.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use parking_lot::RwLock;
@@ -12,7 +13,7 @@ use rowmill_store::Store;
 
 use crate::counters::{Count, Counters};
 use crate::fault::Fault;
-use crate::rows::{PoolingThreads, Rows, RowsLimits};
+use crate::rows::{FilledOptions, PoolingThreads, Rows, RowsLimits};
 use crate::session::Reply;
 use crate::wire_memory::QUEUE_ENTRIES_MAX;
 use crate::{BLOCK_SHIFT, Blocks, Identity, NAMESPACE, NodeError};
@@ -42,6 +43,8 @@ pub enum ExportContent {
     Blocks(u64),
     /// The rows of a store that is open read-only.
     Store(Arc<Store>, RowsLimits),
+    /// Rows that hosts fill.
+    Filled(FilledOptions, RowsLimits),
 }
 
 #[derive(Debug)]
@@ -56,6 +59,8 @@ pub(crate) struct Served {
     pub(crate) name: Nqn,
     subsystem: RwLock<Arc<Subsystem>>,
     data: Data,
+    /// A fill has replaced the tables, and hosts do not know it yet.
+    has_new_tables: AtomicBool,
     pub(crate) counters: Counters,
     /// No other node may write to the folder.
     _lock: Box<dyn VolumeLock>,
@@ -65,17 +70,21 @@ impl Served {
     pub(crate) fn open(export: Export<'_>, threads: &Arc<PoolingThreads>) -> Result<Served, NodeError> {
         let lock = export.volume.lock()?;
         let identity = Identity::load(export.volume)?;
+        let threads = Arc::clone(threads);
+        let of_rows = |rows: Rows, limits| {
+            let blocks = rows.blocks();
+            (Data::Rows(rows), Some(Rows::area(limits)), blocks)
+        };
         let (data, area, blocks) = match export.content {
             ExportContent::Blocks(blocks) => {
                 (Data::Blocks(Blocks::new(export.volume.device(DEVICE, true)?)), None, blocks)
             }
-            ExportContent::Store(store, limits) => {
-                let rows = Rows::of(store, limits, Arc::clone(threads))?;
-                let blocks = rows.blocks();
-                (Data::Rows(rows), Some(Rows::area(limits)), blocks)
+            ExportContent::Store(store, limits) => of_rows(Rows::of(store, limits, threads)?, limits),
+            ExportContent::Filled(options, limits) => {
+                of_rows(Rows::filled(options, limits, threads)?, limits)
             }
         };
-        let is_rows = matches!(data, Data::Rows(_));
+        let is_rows = area.is_some();
         let subsystem = Subsystem {
             name: Nqn::from_uuid(identity.subsystem),
             serial: identity.subsystem.map(|byte| format!("{byte:02x}"))[..10].concat(),
@@ -99,6 +108,7 @@ impl Served {
             name: subsystem.name.clone(),
             subsystem: RwLock::new(Arc::new(subsystem)),
             data,
+            has_new_tables: AtomicBool::new(false),
             counters: Counters::new(Instant::now()),
             _lock: lock,
         })
@@ -106,6 +116,12 @@ impl Served {
 
     pub(crate) fn subsystem(&self) -> Arc<Subsystem> {
         Arc::clone(&self.subsystem.read())
+    }
+
+    /// The namespace, if a fill has replaced its tables since this was asked last.
+    pub(crate) fn changed_namespace(&self) -> Option<Namespace> {
+        let is_new = self.has_new_tables.swap(false, Ordering::AcqRel);
+        is_new.then(|| self.subsystem().namespaces[0].clone())
     }
 
     /// The rows, of a namespace of rows.
@@ -177,6 +193,16 @@ impl Served {
                 Ok(Answer::success())
             }
             (IoCommand::Hint, _) => Ok(Answer::success()),
+            (IoCommand::Apply { apply, .. }, Data::Rows(rows)) => {
+                self.counters.add(Count::Applies, 1);
+                if rows.apply(apply)? {
+                    let mut changed = Subsystem::clone(&subsystem);
+                    changed.namespaces[0].blocks = rows.blocks();
+                    *self.subsystem.write() = Arc::new(changed);
+                    self.has_new_tables.store(true, Ordering::Release);
+                }
+                Ok(Answer::success())
+            }
             (IoCommand::Write { .. } | IoCommand::Deallocate { .. } | IoCommand::Apply { .. }, _) => {
                 Err(Status::WRITE_PROTECTED.into())
             }

@@ -1,5 +1,7 @@
 //! A storage node: namespaces on disks, which hosts reach over NVMe/TCP.
 //!
+//! [`fill`] and [`Follower`] are the side of the trainer: they write rows to a node.
+//!
 //! [`Node`] serves subsystems, each with one namespace in a folder. [`Process`] is a node with its settings file, metrics
 //! and end. The protocol is that of `rowmill-nvme`; here are sockets, threads and disks.
 //!
@@ -21,6 +23,7 @@ mod metrics;
 mod node;
 mod process;
 mod rows;
+mod sender;
 mod session;
 mod settings;
 mod size;
@@ -32,7 +35,8 @@ pub use export::{Export, ExportContent};
 pub use identity::{Identity, IdentityError};
 pub use node::{NAMESPACE, Node};
 pub use process::{Process, ProcessError};
-pub use rows::RowsLimits;
+pub use rows::{FilledOptions, RowsLimits};
+pub use sender::{FillReport, Followed, Follower, SendError, fill, status};
 pub use settings::{HostSettings, NodeSettings, RoleSetting, SetupError, SubsystemSettings};
 pub use size::Size;
 

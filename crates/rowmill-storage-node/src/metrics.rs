@@ -34,6 +34,7 @@ impl Collector for Exposition {
             }
         }
         self.staged(&mut encoder)?;
+        self.sequences(&mut encoder)?;
         self.stores(&mut encoder)
     }
 }
@@ -51,11 +52,23 @@ impl Exposition {
         Ok(())
     }
 
+    fn sequences(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        let (name, help) = ("rowmill_storage_sequence", "The last frame of the feed that is applied");
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for served in self.0.served() {
+            if let Some(rows) = served.rows() {
+                let labels = [("subsystem", served.name.as_str())];
+                family.encode_family(&labels)?.encode_gauge(&(rows.tables().as_of().sequence as i64))?;
+            }
+        }
+        Ok(())
+    }
+
     /// The numbers of the stores, named as `Store::metrics` names them.
     fn stores(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let served = self.0.served().iter();
         let stats: Vec<(&str, Stats)> = served
-            .filter_map(|served| Some((served.name.as_str(), served.rows()?.tables().store().stats())))
+            .filter_map(|served| Some((served.name.as_str(), served.rows()?.tables().store()?.stats())))
             .collect();
         if stats.is_empty() {
             return Ok(());

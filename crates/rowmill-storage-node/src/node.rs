@@ -21,7 +21,7 @@ use crate::{NodeError, wire_memory};
 
 /// The number of the namespace of each subsystem.
 pub const NAMESPACE: u32 = 1;
-/// How often silent hosts are looked for: the unit of keep-alive times.
+/// How often silent hosts and checkpoints that are due are looked for: the unit of keep-alive times.
 const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 /// Most commands at a time that wait for the disk.
 const DISK_COMMANDS_MAX: usize = 32;
@@ -105,10 +105,16 @@ impl Node {
         let mut expire = tokio::time::interval(EXPIRE_EVERY);
         loop {
             tokio::select! {
-                () = hold.draining() => return,
+                () = hold.draining() => {
+                    Arc::clone(&self).save().await;
+                    return;
+                }
                 _ = expire.tick() => {
                     self.port.lock().expire(Instant::now());
                     self.all_rows().for_each(|rows| rows.expire(Instant::now()));
+                    if self.all_rows().any(Rows::is_save_due) {
+                        tokio::spawn(Arc::clone(&self).save());
+                    }
                     self.deliver();
                 }
                 accepted = listener.accept() => match accepted {
@@ -126,6 +132,14 @@ impl Node {
                     }
                 },
             }
+        }
+    }
+
+    /// Make checkpoints of all namespaces that have new frames.
+    async fn save(self: Arc<Node>) {
+        let saving = tokio::task::spawn_blocking(move || self.all_rows().for_each(Rows::save));
+        if let Err(error) = saving.await {
+            tracing::error!(%error, "the checkpoint of a namespace failed");
         }
     }
 
@@ -165,7 +179,13 @@ impl Node {
     /// Execute a command of an I/O queue, other than stage and fetch. It may wait for the disk.
     pub(crate) fn io(&self, connected: &Connected, request: &Request) -> Result<Answer, Fault> {
         // Discovery has no I/O queues.
-        self.served_to(connected).ok_or(Status::INVALID_OPCODE)?.io(connected, request)
+        let index = connected.subsystem.ok_or(Status::INVALID_OPCODE)?;
+        let result = self.served[index].io(connected, request);
+        if let Some(namespace) = self.served[index].changed_namespace() {
+            self.port.lock().put_namespace(index, namespace);
+            self.deliver();
+        }
+        result
     }
 
     /// Accept a stage command.

@@ -11,7 +11,7 @@ use rowmill_store::{Store, StoreOptions};
 
 use crate::metrics::Exposition;
 use crate::settings::{NodeSettings, SetupError, SubsystemSettings};
-use crate::{BLOCK_BYTES, Export, ExportContent, Node, NodeError, RowsLimits};
+use crate::{BLOCK_BYTES, Export, ExportContent, FilledOptions, Node, NodeError, RowsLimits};
 
 /// Why a node cannot start or end.
 #[derive(Debug, thiserror::Error)]
@@ -36,21 +36,24 @@ pub enum ProcessError {
 
 /// Open the data of a subsystem.
 fn content(subsystem: &SubsystemSettings, threads: usize) -> Result<ExportContent, NodeError> {
-    let Some(store) = &subsystem.store else {
-        return Ok(ExportContent::Blocks(subsystem.blocks.map_or(0, |size| size.0) / BLOCK_BYTES));
-    };
-    let options = StoreOptions {
-        memory: subsystem.memory.0,
-        threads,
-        create: false,
-        read_only: true,
-        ..StoreOptions::default()
-    };
     let limits = RowsLimits {
         staged_bytes_max: subsystem.staged.0,
         lookups_per_second: subsystem.lookups_per_second.map(NonZeroU64::get),
     };
-    Ok(ExportContent::Store(Store::open(store, options)?, limits))
+    let memory = subsystem.memory.0;
+    if let Some(store) = &subsystem.store {
+        let options =
+            StoreOptions { memory, threads, create: false, read_only: true, ..StoreOptions::default() };
+        return Ok(ExportContent::Store(Store::open(store, options)?, limits));
+    }
+    if subsystem.filled {
+        let (folder, fill_memory) = (subsystem.folder.clone(), memory / 4);
+        let save_every = Duration::try_from_secs_f64(subsystem.checkpoint).unwrap_or(Duration::MAX);
+        let options =
+            FilledOptions { folder, memory: memory - fill_memory, fill_memory, threads, save_every };
+        return Ok(ExportContent::Filled(options, limits));
+    }
+    Ok(ExportContent::Blocks(subsystem.blocks.map_or(0, |size| size.0) / BLOCK_BYTES))
 }
 
 /// A node with its sockets. Dropping it closes them.

@@ -55,9 +55,15 @@ pub struct SubsystemSettings {
     pub blocks: Option<Size>,
     /// A namespace of rows: the store, which no other process may write to.
     pub store: Option<PathBuf>,
-    /// Of a namespace of rows: memory of the store.
+    /// A namespace of rows that hosts fill, in `folder`.
+    #[serde(default)]
+    pub filled: bool,
+    /// Of a namespace of rows: memory of the store. A quarter of it is for the next fill, where hosts fill it.
     #[serde(default = "default_memory")]
     pub memory: Size,
+    /// Of rows that hosts fill: seconds between checkpoints, while frames of a feed come.
+    #[serde(default = "default_checkpoint")]
+    pub checkpoint: f64,
     /// Of a namespace of rows: most bytes of staged results, and of ids that wait, of all its hosts.
     #[serde(default = "default_staged")]
     pub staged: Size,
@@ -124,12 +130,18 @@ fn default_drain() -> f64 {
 fn default_memory() -> Size {
     Size(256 << 20)
 }
+fn default_checkpoint() -> f64 {
+    30.0
+}
 fn default_staged() -> Size {
     Size(16 << 20)
 }
 fn default_log_level() -> String {
     "info".into()
 }
+
+/// Least memory of rows that hosts fill: a store has 16 MiB at least.
+const MEMORY_FILLED_MIN: Size = Size(64 << 20);
 
 /// Why a node cannot be set up from its settings.
 #[derive(Debug, thiserror::Error)]
@@ -217,7 +229,7 @@ impl NodeSettings {
             }
             subsystem.check(&field, is_exposed.then_some(&self.listen))?;
         }
-        let staged = self.subsystems.iter().filter(|subsystem| subsystem.store.is_some());
+        let staged = self.subsystems.iter().filter(|subsystem| subsystem.blocks.is_none());
         let staged: u64 = staged.map(|subsystem| subsystem.staged.0).fold(0, u64::saturating_add);
         let staged_max = wire_memory::staged_bytes_max(self.wire_memory.0);
         if staged > staged_max {
@@ -245,17 +257,24 @@ fn is_loopback(addresses: &[SocketAddr]) -> bool {
 impl SubsystemSettings {
     /// `exposed` is the address of the node, if other machines reach it.
     fn check(&self, field: &dyn Fn(&str) -> String, exposed: Option<&String>) -> Result<(), SetupError> {
-        match (self.blocks, &self.store) {
-            (Some(blocks), None) if blocks.0 == 0 || !blocks.0.is_multiple_of(crate::BLOCK_BYTES) => {
-                let fix = "set the size of the namespace, a multiple of 4KiB above 0";
-                return Err(wrong(field("blocks"), blocks, fix));
-            }
-            (Some(_), None) | (None, Some(_)) => (),
-            (blocks, _) => {
-                let fix =
-                    "set either blocks, the size of a namespace of blocks, or store, the folder of rows";
-                return Err(wrong(field("blocks"), blocks, fix));
-            }
+        let kinds = [self.blocks.is_some(), self.store.is_some(), self.filled];
+        if kinds.into_iter().filter(|&is_set| is_set).count() != 1 {
+            let fix = "set one of blocks (the size of a namespace of blocks), store (a folder of rows that do not \
+                       change) and filled = true (rows that hosts fill)";
+            return Err(wrong(field("blocks"), self.blocks, fix));
+        }
+        if let Some(blocks) = self.blocks
+            && (blocks.0 == 0 || !blocks.0.is_multiple_of(crate::BLOCK_BYTES))
+        {
+            let fix = "set the size of the namespace, a multiple of 4KiB above 0";
+            return Err(wrong(field("blocks"), blocks, fix));
+        }
+        if Duration::try_from_secs_f64(self.checkpoint).is_err() {
+            return Err(wrong(field("checkpoint"), self.checkpoint, "set a number of seconds, 0 or more"));
+        }
+        if self.filled && self.memory < MEMORY_FILLED_MIN {
+            let fix = format!("set at least {MEMORY_FILLED_MIN}: a quarter of it is for the next fill");
+            return Err(wrong(field("memory"), self.memory, fix));
         }
         match (self.any_host, self.hosts.is_empty()) {
             (Some(_), false) => {
@@ -373,6 +392,12 @@ mod tests {
             (&disk("store = 'rows'"), ["subsystem[0].blocks", "store"]),
             (&DISK.replace("blocks = '1GiB'\n", ""), ["subsystem[0].blocks", "store"]),
             (&DISK.replace("blocks = '1GiB'", "store = 'rows'\nstaged = '1GiB'"), ["wire_memory", "1GiB"]),
+            (&disk("checkpoint = -2.5"), ["subsystem[0].checkpoint", "-2.5"]),
+            (&disk("filled = true"), ["subsystem[0].blocks", "filled"]),
+            (
+                &DISK.replace("blocks = '1GiB'", "filled = true\nmemory = '32MiB'"),
+                ["subsystem[0].memory", "32MiB"],
+            ),
             (&DISK.replace("1GiB", "5KiB"), ["subsystem[0].blocks", "5KiB"]),
             (&DISK.replace("any_host = 'write'", ""), ["subsystem[0].host", "any_host"]),
             (&DISK.replace("'write'", "'all'"), ["any_host", "all"]),

@@ -1,4 +1,4 @@
-"""`rowmill storage serve`: its settings, what it prints, metrics, and its end at SIGTERM. Hosts are tested in Rust."""
+"""`rowmill storage`: settings, output, metrics and end of a node; plans, fills and followers. Hosts are tested in Rust."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+
+import rowmill
+from python.tests.small_disk import small_disk
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -95,3 +99,91 @@ def test_wrong_settings_are_named(config: Path, old: str, new: str, message: str
     code, text = _refused(config)
     assert code == 2
     assert message in text
+
+
+_FILLED = """
+listen = "127.0.0.1:0"
+metrics = "127.0.0.1:0"
+wire_memory = "96MiB"
+pooling_threads = 2
+
+[[subsystem]]
+folder = "{folder}"
+filled = true
+memory = "64MiB"
+any_host = "write"
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A store with a feed, two tables and a checkpoint."""
+    folder = tmp_path / "store"
+    with rowmill.open(folder, memory="16MiB", seed=3, feed="32MiB") as store:
+        users = store.table("users", dim=8, optimizer=rowmill.optim.Adagrad(lr=0.1))
+        store.table("items", dim=4, optimizer=rowmill.optim.SGD(lr=0.1), num_rows=1000)
+        users.put(torch.arange(2000), torch.rand(2000, 8))
+        store.checkpoint()
+    return folder
+
+
+def _storage(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rowmill", "storage", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_store_is_planned_filled_shown_and_followed(run: Path, tmp_path: Path) -> None:
+    plan = _storage("plan", run)
+    assert plan.returncode == 0, plan.stderr
+    assert "users" in plan.stdout
+    assert "memory:" in plan.stdout
+
+    config = tmp_path / "node.toml"
+    config.write_text(_FILLED.format(folder="node"))
+    with _node(config) as (_, ready):
+        (url,) = ready["ready"]
+        filled = _storage("fill", run, url)
+        assert filled.returncode == 0, filled.stderr
+        assert "filled 2 tables with 2,000 rows" in filled.stdout
+        status = _storage("status", url)
+        assert status.returncode == 0, status.stderr
+        assert "[0, 1,000)" in status.stdout
+        # The fill has the checkpoint's place in the feed, so no other fill is needed.
+        followed = _storage("follow", run, url, "--seconds", "3")
+        assert followed.returncode == 0, followed.stderr
+        assert "0 fills" in followed.stdout
+        assert _storage("fill", tmp_path / "none", url).returncode == 2
+        wrong = url.rpartition("/")[0] + "/nqn.2014-08.org.nvmexpress:uuid:0"
+        refused = _storage("status", wrong)
+        assert refused.returncode == 1
+        assert "no subsystem of this name" in refused.stderr
+
+
+def test_stores_of_many_ranks_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "CHECKPOINT").write_text("")
+    found = _storage("follow", tmp_path, "nvme+tcp://127.0.0.1:1/nqn.2014-08.x")
+    assert found.returncode == 2
+    assert "many ranks" in found.stderr
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_a_fill_that_finds_the_disk_full_changes_nothing(
+    run: Path, tmp_path: Path, kind: str
+) -> None:
+    with small_disk(kind, tmp_path, 12) as disk:
+        config = tmp_path / "node.toml"
+        config.write_text(_FILLED.format(folder=disk / "node"))
+        with _node(config) as (_, ready):
+            (url,) = ready["ready"]
+            assert _storage("fill", run, url).returncode == 0
+            large = tmp_path / "large"
+            with rowmill.open(large, memory="64MiB") as store:
+                table = store.table("users", dim=256, optimizer=rowmill.optim.SGD(lr=0.1))
+                table.put(torch.arange(40_000), torch.rand(40_000, 256))
+                store.checkpoint()
+            failed = _storage("fill", large, url)
+            assert failed.returncode == 1
+            assert "capacity exceeded" in failed.stderr, failed.stderr
+            status = _storage("status", url)
+            assert "items" in status.stdout, "the tables from before are served"
+            assert _storage("fill", run, url).returncode == 0, "the space is free again"

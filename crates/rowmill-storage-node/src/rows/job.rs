@@ -126,7 +126,8 @@ impl Job {
             .map(|bags| (tables.table(bags.table).expect("checked when it was staged"), bags.bag()))
             .collect();
         let mut out = vec![zero; jobs.iter().map(|job| job.floats).sum()];
-        tables.store().evaluate_in_turn(&bags, &mut out)?;
+        // A job has a feature, whose table knows the store.
+        bags[0].0.store().evaluate_in_turn(&bags, &mut out)?;
         let mut rest = &out[..];
         let next = |job: &&Job| {
             let (own, after) = rest.split_at(job.floats);

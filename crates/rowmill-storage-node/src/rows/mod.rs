@@ -3,6 +3,7 @@
 //! A stage command is checked and entered at once, in the order of its queue, so that a fetch behind it finds its handle.
 //! Threads make the result; a fetch that comes before waits without a thread.
 
+mod filled;
 mod job;
 mod pooling;
 mod rate;
@@ -13,14 +14,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::{Mutex, RwLock};
-use rowmill_nvme::{AsOf, BlockRange, Fetch, Stage, Status, VendorArea};
+use rowmill_nvme::{Apply, AsOf, BlockRange, Fetch, Stage, Status, VendorArea};
 use rowmill_store::{Store, StoreError};
 
+use self::filled::Filled;
+pub use self::filled::FilledOptions;
 use self::job::Job;
 pub(crate) use self::pooling::PoolingThreads;
 use self::rate::Rate;
 use self::staging::Staging;
 use self::tables::Tables;
+use crate::NodeError;
 use crate::counters::{Count, Counters};
 use crate::fault::Fault;
 use crate::session::Reply;
@@ -39,6 +43,8 @@ pub(crate) struct Rows {
     staging: Arc<Mutex<Staging<Reply>>>,
     rate: Option<Mutex<Rate>>,
     threads: Arc<PoolingThreads>,
+    /// Where fills and frames go; none for a store that does not change.
+    filled: Option<Filled>,
 }
 
 impl Rows {
@@ -48,13 +54,29 @@ impl Rows {
         limits: RowsLimits,
         threads: Arc<PoolingThreads>,
     ) -> Result<Rows, StoreError> {
+        let tables = Tables::of(store, AsOf { sequence: 0, generation: 1 })?;
+        Ok(Self::new(tables, limits, threads, None))
+    }
+
+    /// Rows that hosts fill.
+    pub(crate) fn filled(
+        options: FilledOptions,
+        limits: RowsLimits,
+        threads: Arc<PoolingThreads>,
+    ) -> Result<Rows, NodeError> {
+        let (filled, tables) = Filled::open(options)?;
+        Ok(Self::new(tables, limits, threads, Some(filled)))
+    }
+
+    fn new(tables: Tables, limits: RowsLimits, threads: Arc<PoolingThreads>, filled: Option<Filled>) -> Rows {
         let rate = limits.lookups_per_second.map(|rate| Mutex::new(Rate::new(Instant::now(), rate)));
-        Ok(Rows {
-            tables: RwLock::new(Arc::new(Tables::of(store, AsOf { sequence: 0, generation: 1 })?)),
+        Rows {
+            tables: RwLock::new(Arc::new(tables)),
             staging: Arc::new(Mutex::new(Staging::new(limits.staged_bytes_max))),
             rate,
             threads,
-        })
+            filled,
+        }
     }
 
     pub(crate) fn area(limits: RowsLimits) -> VendorArea {
@@ -112,6 +134,26 @@ impl Rows {
         self.tables().read(blocks)
     }
 
+    /// Execute an apply command. True, if new tables have taken the place of the old ones.
+    pub(crate) fn apply(&self, apply: Apply<'_>) -> Result<bool, Fault> {
+        match &self.filled {
+            Some(filled) => filled.apply(apply, &self.tables),
+            None => Err(Status::WRITE_PROTECTED.into()),
+        }
+    }
+
+    /// Whether it is time for a checkpoint. Does not wait.
+    pub(crate) fn is_save_due(&self) -> bool {
+        self.filled.as_ref().is_some_and(Filled::is_save_due)
+    }
+
+    /// Make durable what came since the last checkpoint.
+    pub(crate) fn save(&self) {
+        if let Some(filled) = &self.filled {
+            filled.save(&self.tables);
+        }
+    }
+
     /// A controller is gone.
     pub(crate) fn remove(&self, controller: u16) {
         self.staging.lock().remove(controller);
@@ -125,6 +167,6 @@ impl Rows {
 
 impl std::fmt::Debug for Rows {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Rows({})", self.tables().store().location())
+        write!(f, "Rows({:?})", self.tables().as_of())
     }
 }

@@ -29,7 +29,8 @@ impl DenseRows {
 /// The tables of one store. The store is closed when the last user of the tables is done.
 #[derive(Debug)]
 pub(crate) struct Tables {
-    store: Arc<Store>,
+    /// None before the first fill.
+    store: Option<Arc<Store>>,
     /// In the order of their creation. The number of a table is its position.
     placed: Vec<(Table, Option<DenseRows>)>,
     blocks: u64,
@@ -53,11 +54,26 @@ impl Tables {
             (table, Some(dense))
         });
         let placed = place.collect();
-        Ok(Tables { store, placed, blocks, generation, sequence: AtomicU64::new(sequence) })
+        Ok(Tables { store: Some(store), placed, blocks, generation, sequence: AtomicU64::new(sequence) })
     }
 
-    pub(crate) fn store(&self) -> &Arc<Store> {
-        &self.store
+    /// No tables.
+    pub(crate) fn none() -> Tables {
+        Tables { store: None, placed: Vec::new(), blocks: 0, generation: 0, sequence: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn store(&self) -> Option<&Arc<Store>> {
+        self.store.as_ref()
+    }
+
+    /// All frames of the feed up to this one are applied.
+    pub(crate) fn advance(&self, sequence: u64) {
+        self.sequence.store(sequence, Ordering::Release);
+    }
+
+    /// The table of a name.
+    pub(crate) fn named(&self, name: &str) -> Option<&Table> {
+        self.placed.iter().map(|(table, _)| table).find(|table| table.name() == name)
     }
 
     /// What lookups from now on see, or later frames.
@@ -114,8 +130,8 @@ impl Tables {
                 continue;
             }
             let ids: Vec<u64> = (from / dense.stride..to.div_ceil(dense.stride)).collect();
-            let rows = read_rows(&self.store, table, &ids).map_err(|error| {
-                let id = find_unreadable(&ids, &|ids| read_rows(&self.store, table, ids).is_ok());
+            let rows = read_rows(table, &ids).map_err(|error| {
+                let id = find_unreadable(&ids, &|ids| read_rows(table, ids).is_ok());
                 Fault::of_store(&error, self.place(number, id))
             })?;
             let skipped = (from % dense.stride) as usize;
@@ -127,18 +143,18 @@ impl Tables {
 }
 
 /// The weights of rows as they are stored. A row that was never written has its initial values.
-fn read_rows(store: &Store, table: &Table, ids: &[u64]) -> Result<Vec<u8>, StoreError> {
+fn read_rows(table: &Table, ids: &[u64]) -> Result<Vec<u8>, StoreError> {
     let offsets: Vec<i64> = (0..=ids.len() as i64).collect();
     let bags =
         [(table, IdBag { ids, offsets: &offsets, weights: None, padding: None, pooling: Pooling::Sum })];
     let floats = ids.len() * table.spec().dim as usize;
     if stored(table) == RowDtype::Fp32 {
         let mut rows = vec![0_f32; floats];
-        store.evaluate_in_turn(&bags, &mut rows)?;
+        table.store().evaluate_in_turn(&bags, &mut rows)?;
         Ok(rows.as_bytes().to_vec())
     } else {
         let mut rows = vec![0_u16; floats];
-        store.evaluate_in_turn(&bags, &mut rows)?;
+        table.store().evaluate_in_turn(&bags, &mut rows)?;
         Ok(rows.as_bytes().to_vec())
     }
 }

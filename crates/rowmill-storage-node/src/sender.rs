@@ -1,0 +1,278 @@
+//! The side of the trainer: fills a namespace of a node with the weights of a store, and sends the feed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rowmill_host::{Client, HostError, HostSettings, NvmeUrl, Rows};
+use rowmill_nvme::{Status, TableEntry};
+use rowmill_store::{
+    Dtype, FeedChange, FeedEvent, FeedReader, StoreError, TableSpec, Volume, WeightsSource, WeightsTarget,
+    copy_weights,
+};
+
+/// The time that a node has to end a fill: it makes a checkpoint and opens the store.
+const END_TIME: Duration = Duration::from_mins(10);
+/// Most bytes of ids and weights of a frame, unless one row is larger.
+const FRAME_BYTES: usize = 256 << 10;
+/// The wait when the feed has nothing new. The trainer publishes every 100 ms by default.
+const FEED_WAIT: Duration = Duration::from_millis(10);
+/// The wait before the node is asked again after a lost connection.
+const LOST_WAIT: Duration = Duration::from_millis(200);
+/// How often in a row a follower fills before it gives up.
+const FILLS_MAX: u32 = 5;
+
+/// Why a fill or a follower ends.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SendError {
+    /// The store or its feed cannot be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The node cannot be reached or refuses a command.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The feed does not begin at a checkpoint that can be copied.
+    #[error(
+        "the feed of {location} does not continue its last checkpoint, after {FILLS_MAX} fills: is it of another run, or \
+         shorter than the time between checkpoints? Raise --feed of the training"
+    )]
+    NoStart {
+        /// The store.
+        location: String,
+    },
+}
+
+/// What a fill has sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FillReport {
+    /// Tables.
+    pub tables: usize,
+    /// Rows.
+    pub rows: u64,
+    /// Bytes of ids and weights.
+    pub bytes: u64,
+    /// Up to which frame of the feed the rows are; 0 without a feed.
+    pub sequence: u64,
+}
+
+/// A namespace, and the time that the node has for one command.
+#[derive(Debug)]
+struct Target {
+    rows: Rows,
+    time: Duration,
+}
+
+impl Target {
+    /// Commands are sent on one queue, one after the other: the node applies them in this order.
+    fn open(url: &NvmeUrl, settings: &HostSettings) -> Result<Target, HostError> {
+        let time = settings.command_time;
+        let settings = HostSettings { io_queues: 1, command_time: END_TIME, ..settings.clone() };
+        let rows = Rows::open(Arc::new(Client::connect(url, &settings)?), url)?;
+        Ok(Target { rows, time })
+    }
+
+    fn soon(&self) -> Instant {
+        Instant::now() + self.time
+    }
+
+    /// The last frame that the node has applied; 0 for none. One row is read for it, because results say so.
+    fn applied(&self) -> Result<u64, HostError> {
+        let tables = self.rows.tables()?;
+        let Some(entry) = tables.entries().first() else { return Ok(0) };
+        let mut row = vec![0_f32; entry.dim as usize];
+        self.rows.get(&[(&entry.name, &[0])], &mut row, self.soon())
+    }
+
+    fn fill(&self, sources: &[WeightsSource], dtype: Option<Dtype>) -> Result<FillReport, SendError> {
+        let mut sending = Sending { target: self, next: 0, report: FillReport::default() };
+        let sequence = copy_weights(sources, dtype, &mut sending)?;
+        self.rows.end_fill(sequence, Instant::now() + END_TIME)?;
+        Ok(FillReport { sequence, ..sending.report })
+    }
+}
+
+/// Fill a namespace of rows with the weights of a store, or of the stores of all ranks.
+///
+/// The new tables take the place of the old ones when they are whole. `dtype` is that of rows on the node; `None` keeps
+/// the one of each table.
+///
+/// # Errors
+///
+/// See [`SendError`].
+pub fn fill(
+    sources: &[WeightsSource],
+    url: &NvmeUrl,
+    settings: &HostSettings,
+    dtype: Option<Dtype>,
+) -> Result<FillReport, SendError> {
+    Target::open(url, settings)?.fill(sources, dtype)
+}
+
+/// The tables of a namespace, and up to which frame of the feed their rows are.
+///
+/// # Errors
+///
+/// See [`SendError`].
+pub fn status(url: &NvmeUrl, settings: &HostSettings) -> Result<(Vec<TableEntry>, u64), SendError> {
+    let target = Target::open(url, settings)?;
+    Ok((target.rows.tables()?.entries().to_vec(), target.applied()?))
+}
+
+struct Sending<'a> {
+    target: &'a Target,
+    next: u64,
+    report: FillReport,
+}
+
+impl WeightsTarget for Sending<'_> {
+    type Error = SendError;
+
+    fn begin(&mut self, seed: u64, tables: &[(String, TableSpec)]) -> Result<(), SendError> {
+        let texts: Vec<String> = tables
+            .iter()
+            .map(|(_, spec)| serde_json::to_string(spec).expect("a spec is plain data"))
+            .collect();
+        let specs: Vec<_> = tables
+            .iter()
+            .zip(&texts)
+            .map(|((name, _), spec)| rowmill_nvme::TableSpec { name, spec })
+            .collect();
+        (self.next, self.report) = (0, FillReport { tables: tables.len(), ..FillReport::default() });
+        Ok(self.target.rows.begin_fill(seed, &specs, self.target.soon())?)
+    }
+
+    fn rows(&mut self, table: &str, dim: usize, ids: &[u64], weights: &[f32]) -> Result<(), SendError> {
+        let at_a_time = (FRAME_BYTES / (8 + 4 * dim)).max(1);
+        for (ids, weights) in ids.chunks(at_a_time).zip(weights.chunks(at_a_time * dim)) {
+            let (ids, weights) = (ids.to_vec(), weights.to_vec());
+            self.report.rows += ids.len() as u64;
+            self.report.bytes += (ids.len() * 8 + weights.len() * 4) as u64;
+            let change = FeedChange::Rows { table: table.to_owned(), step: 0, dim, ids, weights };
+            let payload = FeedEvent { sequence: self.next, published_ns: 0, change }.payload();
+            self.target.rows.send_frame(self.next, 0, &payload, self.target.soon())?.wait()?;
+            self.next += 1;
+        }
+        Ok(())
+    }
+}
+
+/// What a follower has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Followed {
+    /// Fills, of which the first may be that of an empty namespace.
+    pub fills: u64,
+    /// Frames that the node has applied.
+    pub frames: u64,
+    /// Rows written and deleted by them.
+    pub rows: u64,
+    /// The last frame that the node has applied.
+    pub sequence: u64,
+    /// When that frame was published, in nanoseconds since 1970; 0 for none.
+    pub published_ns: u64,
+}
+
+/// Keeps a namespace up to date with the feed of a store of one rank. After a crash of any side it goes on from what the
+/// node has, and fills again where the feed has a gap.
+#[derive(Debug)]
+pub struct Follower {
+    volume: Arc<dyn Volume>,
+    target: Target,
+    dtype: Option<Dtype>,
+    /// None before the node was asked where to go on.
+    reader: Option<FeedReader>,
+    /// Frames applied since the reader was opened.
+    frames_since_open: u64,
+    fills_in_a_row: u32,
+    followed: Followed,
+}
+
+impl Follower {
+    /// Connect to a namespace.
+    ///
+    /// # Errors
+    ///
+    /// See [`SendError`].
+    pub fn connect(
+        volume: Arc<dyn Volume>,
+        url: &NvmeUrl,
+        settings: &HostSettings,
+        dtype: Option<Dtype>,
+    ) -> Result<Follower, SendError> {
+        let target = Target::open(url, settings)?;
+        Ok(Follower {
+            volume,
+            target,
+            dtype,
+            reader: None,
+            frames_since_open: 0,
+            fills_in_a_row: 0,
+            followed: Followed::default(),
+        })
+    }
+
+    /// Send what is published, for about this time. A fill takes as long as it takes.
+    ///
+    /// # Errors
+    ///
+    /// See [`SendError`]. A lost connection is no error.
+    pub fn run(&mut self, time: Duration) -> Result<Followed, SendError> {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            match self.step() {
+                Err(SendError::Host(HostError::Lost { .. } | HostError::TimedOut { .. })) => {
+                    // Whether the last command was executed is not known.
+                    self.reader = None;
+                    std::thread::sleep(LOST_WAIT);
+                }
+                Err(SendError::Store(StoreError::FeedGap { .. })) => self.fill()?,
+                Err(SendError::Host(error)) if error.status().is_some_and(is_gap) => {
+                    // Another host may have filled the node. If it refuses the first frame, it lacks a table.
+                    if self.frames_since_open == 0 { self.fill()? } else { self.reader = None }
+                }
+                other => other?,
+            }
+        }
+        Ok(self.followed)
+    }
+
+    fn step(&mut self) -> Result<(), SendError> {
+        let Some(reader) = &mut self.reader else {
+            self.followed.sequence = self.target.applied()?;
+            self.reader = Some(FeedReader::open(&self.volume, self.followed.sequence)?);
+            self.frames_since_open = 0;
+            return Ok(());
+        };
+        let Some(event) = reader.poll()? else {
+            std::thread::sleep(FEED_WAIT);
+            return Ok(());
+        };
+        let skipped = event.sequence - self.followed.sequence - 1;
+        let payload = event.payload();
+        self.target.rows.send_frame(event.sequence, skipped, &payload, self.target.soon())?.wait()?;
+        self.fills_in_a_row = 0;
+        self.frames_since_open += 1;
+        self.followed.frames += 1;
+        self.followed.sequence = event.sequence;
+        self.followed.published_ns = event.published_ns;
+        if let FeedChange::Rows { ids, .. } | FeedChange::Deleted { ids, .. } = &event.change {
+            self.followed.rows += ids.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self) -> Result<(), SendError> {
+        if self.fills_in_a_row >= FILLS_MAX {
+            return Err(SendError::NoStart { location: self.volume.location() });
+        }
+        self.fills_in_a_row += 1;
+        self.reader = None;
+        self.target.fill(&[(Arc::clone(&self.volume), None)], self.dtype)?;
+        self.followed.fills += 1;
+        Ok(())
+    }
+}
+
+/// The node does not take the next frame of the feed.
+fn is_gap(status: Status) -> bool {
+    matches!(status, Status::FEED_GAP | Status::FILL_CONFLICT)
+}

@@ -1,0 +1,406 @@
+//! Fills and followers.
+//!
+//! What could break: rows that differ from the trainer's, also those that were never written; a half-written fill that is
+//! served; frames that are lost or applied twice after a crash of the node, the trainer or the follower; a gap that goes
+//! unnoticed. The node of the kills is a process of its own: this test program, which runs one of its tests.
+
+mod common;
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rowmill_host::{HostError, HostSettings, NvmeUrl, Rows};
+use rowmill_io::{DirectoryVolume, IoChoice, Volume};
+use rowmill_nvme::*;
+use rowmill_storage_node::{ExportContent, FilledOptions, Follower, RowsLimits, SendError, fill};
+use rowmill_store::{
+    Dtype, FeedOptions, IdRange, Initializer, OptimizerSpec, StalenessBound, Store, StoreOptions, Table,
+};
+use rowmill_testkit::Rng64;
+
+use self::common::{Served, host};
+
+const LIMITS: RowsLimits = RowsLimits { staged_bytes_max: 4 << 20, lookups_per_second: None };
+const DIM: usize = 6;
+/// Ids of tests are below this; about half of them have rows.
+const IDS: u64 = 2000;
+
+fn spec(dtype: Dtype, ids: IdRange) -> rowmill_store::TableSpec {
+    rowmill_store::TableSpec {
+        dim: DIM as u32,
+        dtype,
+        optimizer: OptimizerSpec::Sgd { lr: 0.5 },
+        initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
+        staleness: StalenessBound::Steps(0),
+        ids,
+        eviction: None,
+        admission: None,
+    }
+}
+
+const TABLES: [&str; 3] = ["users", "items", "words"];
+
+fn specs() -> [rowmill_store::TableSpec; 3] {
+    let dense = IdRange::Dense { rows: IDS };
+    [spec(Dtype::F32, IdRange::Sparse), spec(Dtype::F32, dense), spec(Dtype::SplitBf16, IdRange::Sparse)]
+}
+
+/// A trainer's store, with its tables.
+fn trainer(folder: &Path) -> (Arc<Store>, Vec<Table>) {
+    let feed = FeedOptions { interval: Duration::from_millis(10), ..FeedOptions::default() };
+    let options =
+        StoreOptions { memory: 32 << 20, threads: 2, seed: 7, feed: Some(feed), ..StoreOptions::default() };
+    let store = Store::open(folder, options).unwrap();
+    let tables = TABLES.iter().zip(specs()).map(|(name, spec)| store.table(name, &spec).unwrap()).collect();
+    (store, tables)
+}
+
+/// One step: new values for some ids.
+fn train(tables: &[Table], rng: &mut Rng64) {
+    for table in tables {
+        let ids: Vec<u64> = (0..50).map(|_| rng.below(IDS)).collect();
+        let values: Vec<f32> = (0..ids.len() * DIM).map(|_| rng.below(4000) as f32 / 777.0 - 2.0).collect();
+        table.put(&ids, &values, None).unwrap();
+    }
+    tables[0].delete(&[rng.below(IDS)]).unwrap();
+}
+
+fn serve(folder: &Path) -> Served {
+    serve_to(folder, Role::Write)
+}
+
+fn serve_to(folder: &Path, role: Role) -> Served {
+    let volume = DirectoryVolume::create(folder, IoChoice::Auto).unwrap();
+    // A checkpoint at each opportunity, so that kills hit some.
+    let save_every = Duration::ZERO;
+    let options = FilledOptions {
+        folder: folder.to_owned(),
+        memory: 32 << 20,
+        fill_memory: 16 << 20,
+        threads: 2,
+        save_every,
+    };
+    common::serve(&volume, ExportContent::Filled(options, LIMITS), Hosts::Any(role))
+}
+
+fn url(served: &Served) -> NvmeUrl {
+    format!("nvme+tcp://{}/{}", served.address, served.name()).parse().unwrap()
+}
+
+fn settings() -> HostSettings {
+    HostSettings::new(host())
+}
+
+fn volume(folder: &Path) -> Arc<dyn Volume> {
+    Arc::new(DirectoryVolume::open(folder, IoChoice::Pread).unwrap())
+}
+
+fn rows(served: &Served) -> Rows {
+    let url = url(served);
+    Rows::open(Arc::new(rowmill_host::Client::connect(&url, &settings()).unwrap()), &url).unwrap()
+}
+
+/// Compare all ids with the trainer's evaluation, to the bit.
+fn assert_equal(served: &Served, tables: &[Table]) {
+    let rows = rows(served);
+    let ids: Vec<u64> = (0..IDS).collect();
+    for table in tables {
+        let mut expected = vec![0.0_f32; ids.len() * DIM];
+        let asked = rowmill_store::AskedRows { table, ids: &ids, times: &vec![1; ids.len()] };
+        table.store().evaluate_rows(&[asked], &mut expected, None).unwrap();
+        let mut found = vec![0.0_f32; expected.len()];
+        rows.get(&[(table.name(), &ids)], &mut found, Instant::now() + common::PATIENCE).unwrap();
+        let differs = (0..ids.len()).find(|at| found[at * DIM..][..DIM] != expected[at * DIM..][..DIM]);
+        assert_eq!(differs, None, "id of table {}", table.name());
+    }
+}
+
+/// Follow until the node has everything that the trainer has published.
+fn follow(follower: &mut Follower, store: &Arc<Store>) {
+    let published = store.publish().unwrap();
+    let start = Instant::now();
+    while follower.run(Duration::from_millis(20)).unwrap().sequence != published {
+        assert!(start.elapsed() < common::PATIENCE, "the follower does not reach frame {published}");
+    }
+}
+
+#[test]
+fn a_fill_has_all_rows_and_those_that_were_never_written() {
+    let (run, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (store, tables) = trainer(run.path());
+    let mut rng = Rng64::new(1);
+    (0..20).for_each(|_| train(&tables, &mut rng));
+    store.checkpoint(&[]).unwrap();
+    let served = serve(data.path());
+    let before = rows(&served);
+    assert!(before.tables().unwrap().entries().is_empty());
+    let report = fill(&[(volume(run.path()), None)], &url(&served), &settings(), None).unwrap();
+    assert_eq!((report.tables, report.rows > 1000), (3, true), "{report:?}");
+    assert_equal(&served, &tables);
+    // A connected host is told of the new tables.
+    let start = Instant::now();
+    while before.tables().unwrap().entries().len() != 3 {
+        assert!(start.elapsed() < common::PATIENCE);
+    }
+    served.end();
+    let served = serve(data.path());
+    assert_equal(&served, &tables);
+    // Rows in bf16 are rounded to nearest.
+    fill(&[(volume(run.path()), None)], &url(&served), &settings(), Some(Dtype::Bf16)).unwrap();
+    let mut expected = [0.0_f32; DIM];
+    tables[0].get(&[5], &mut expected).unwrap();
+    let mut found = [0.0_f32; DIM];
+    rows(&served).get(&[("users", &[5])], &mut found, Instant::now() + common::PATIENCE).unwrap();
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((found - expected).abs() <= expected.abs() / 256.0 && found.to_bits().trailing_zeros() >= 16);
+    }
+    served.end();
+}
+
+#[test]
+fn an_unfinished_fill_changes_nothing_and_the_next_one_starts_over() {
+    let (run, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (store, tables) = trainer(run.path());
+    train(&tables, &mut Rng64::new(1));
+    store.checkpoint(&[]).unwrap();
+    let served = serve(data.path());
+    fill(&[(volume(run.path()), None)], &url(&served), &settings(), None).unwrap();
+    let soon = || Instant::now() + common::PATIENCE;
+    let half = rows(&served);
+    let text = serde_json::to_string(&specs()[0]).unwrap();
+    half.begin_fill(1, &[TableSpec { name: "other", spec: &text }], soon()).unwrap();
+    let status = |result: Result<_, HostError>| result.map(drop).unwrap_err().status().unwrap();
+    let frame = |sequence| half.send_frame(sequence, 0, b"no frame", soon()).unwrap().wait();
+    assert_eq!(status(frame(1)), Status::FILL_CONFLICT, "frame 0 comes first");
+    assert_eq!(status(frame(0)), Status::MALFORMED);
+    assert_equal(&served, &tables);
+    // A follower goes on meanwhile.
+    let mut follower = Follower::connect(volume(run.path()), &url(&served), &settings(), None).unwrap();
+    train(&tables, &mut Rng64::new(2));
+    follow(&mut follower, &store);
+    assert_eq!(follower.run(Duration::from_millis(1)).unwrap().fills, 0);
+    assert_equal(&served, &tables);
+    // The node ends within the fill.
+    served.end();
+    assert!(data.path().join("rows-2").exists());
+    let served = serve(data.path());
+    assert!(!data.path().join("rows-2").exists(), "left-overs are removed");
+    assert_equal(&served, &tables);
+    let rows = rows(&served);
+    assert_eq!(status(rows.end_fill(1, soon()).map(|()| unreachable!("no fill"))), Status::FILL_CONFLICT);
+    let gap = rows.send_frame(1 << 40, 0, b"no frame", soon()).unwrap().wait();
+    assert_eq!(status(gap), Status::FEED_GAP);
+    let malformed = rows.begin_fill(1, &[TableSpec { name: "other", spec: "{}" }], soon());
+    assert_eq!(status(malformed.map(|()| unreachable!())), Status::MALFORMED);
+    store.checkpoint(&[]).unwrap();
+    fill(&[(volume(run.path()), None)], &url(&served), &settings(), None).unwrap();
+    assert_equal(&served, &tables);
+    served.end();
+}
+
+#[test]
+fn a_follower_has_every_change_and_goes_on_after_each_side_ended() {
+    let (run, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (mut store, mut tables) = trainer(run.path());
+    let mut rng = Rng64::new(2);
+    train(&tables, &mut rng);
+    store.checkpoint(&[]).unwrap();
+    let mut served = serve(data.path());
+    let connect =
+        |served: &Served| Follower::connect(volume(run.path()), &url(served), &settings(), None).unwrap();
+    let mut follower = connect(&served);
+    for round in 0..12 {
+        (0..5).for_each(|_| train(&tables, &mut rng));
+        follow(&mut follower, &store);
+        assert_equal(&served, &tables);
+        match round % 4 {
+            // The follower ends, and another one goes on.
+            0 => follower = connect(&served),
+            // The node ends, with a checkpoint, and starts again at another port.
+            1 => {
+                drop(follower);
+                served.end();
+                served = serve(data.path());
+                follower = connect(&served);
+            }
+            // The trainer crashes: it goes back to its last checkpoint, and tells so in the feed.
+            2 => {
+                drop((store, tables));
+                (store, tables) = trainer(run.path());
+                follow(&mut follower, &store);
+                assert_equal(&served, &tables);
+            }
+            _ => {
+                store.checkpoint(&[]).unwrap();
+            }
+        }
+    }
+    let followed = follower.run(Duration::from_millis(1)).unwrap();
+    assert_eq!(followed.fills, 0, "the first follower filled, and no gap came: {followed:?}");
+    served.end();
+}
+
+/// The folder of the node that a process of this program is.
+const NODE_FOLDER: &str = "ROWMILL_TEST_NODE_FOLDER";
+/// Where that process writes its URL.
+const NODE_URL: &str = "url";
+
+/// What a process of [`Killable`] runs. In the tests' own process it does nothing.
+#[test]
+fn be_a_node() {
+    let Some(folder) = std::env::var_os(NODE_FOLDER) else { return };
+    let served = serve(Path::new(&folder));
+    let file = Path::new(&folder).join(NODE_URL);
+    let new = file.with_extension("new");
+    std::fs::write(&new, url(&served).to_string()).unwrap();
+    std::fs::rename(new, file).unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+/// A node in a process that can be killed.
+struct Killable {
+    process: Child,
+    url: NvmeUrl,
+}
+
+impl Killable {
+    fn start(folder: &Path) -> Killable {
+        let file = folder.join(NODE_URL);
+        let _ = std::fs::remove_file(&file);
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "be_a_node"]).env(NODE_FOLDER, folder).stdout(Stdio::null());
+        let process = command.spawn().unwrap();
+        let start = Instant::now();
+        let url = loop {
+            if let Ok(text) = std::fs::read_to_string(&file) {
+                break text.parse().unwrap();
+            }
+            assert!(start.elapsed() < common::PATIENCE, "the node does not start");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        Killable { process, url }
+    }
+
+    fn kill(mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+/// A host that gives up soon.
+fn short() -> HostSettings {
+    HostSettings { command_time: Duration::from_secs(1), ..settings() }
+}
+
+#[test]
+fn killed_at_any_moment_a_node_goes_on_and_gets_equal_to_the_trainer() {
+    let kills = if std::env::var_os("ROWMILL_TEST_LONG").is_some() { 50 } else { 10 };
+    let (run, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (store, tables) = trainer(run.path());
+    let mut rng = Rng64::new(3);
+    train(&tables, &mut rng);
+    store.checkpoint(&[]).unwrap();
+    let mut fills = 0;
+    for round in 0..kills {
+        let node = Killable::start(data.path());
+        let node_url = node.url.clone();
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Every third round fills all the time, the others follow. Both fail when the node is gone.
+                while !is_done.load(Ordering::Relaxed) {
+                    if round % 3 == 2 {
+                        let _ = fill(&[(volume(run.path()), None)], &node_url, &short(), None);
+                    } else if let Ok(mut follower) =
+                        Follower::connect(volume(run.path()), &node_url, &short(), None)
+                    {
+                        while !is_done.load(Ordering::Relaxed) {
+                            if follower.run(Duration::from_millis(5)).is_err() {
+                                break;
+                            }
+                        }
+                    }
+                }
+            });
+            // Some rounds are long enough for checkpoints of the node, which come each second.
+            let end = Instant::now() + Duration::from_millis(rng.below(1500));
+            while Instant::now() < end {
+                train(&tables, &mut rng);
+                if rng.one_in(40) {
+                    store.checkpoint(&[]).unwrap();
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            node.kill();
+            is_done.store(true, Ordering::Relaxed);
+        });
+        let served = serve(data.path());
+        let mut follower = Follower::connect(volume(run.path()), &url(&served), &settings(), None).unwrap();
+        follow(&mut follower, &store);
+        assert_equal(&served, &tables);
+        fills += follower.run(Duration::from_millis(1)).unwrap().fills;
+        served.end();
+    }
+    // Only a node that was killed before its first fill is empty.
+    assert!(fills <= 1, "{fills} of {kills} kills were followed by a fill");
+}
+
+#[test]
+fn a_gap_and_a_new_table_in_the_feed_are_filled() {
+    let (run, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (store, mut tables) = trainer(run.path());
+    let mut rng = Rng64::new(4);
+    train(&tables, &mut rng);
+    store.checkpoint(&[]).unwrap();
+    let served = serve(data.path());
+    let mut follower = Follower::connect(volume(run.path()), &url(&served), &settings(), None).unwrap();
+    follow(&mut follower, &store);
+    assert_eq!(follower.run(Duration::from_millis(1)).unwrap().fills, 1, "an empty node is filled");
+    // A table that the node does not know. The fill needs a checkpoint that has it.
+    tables.push(store.table("tags", &spec(Dtype::F32, IdRange::Sparse)).unwrap());
+    store.checkpoint(&[]).unwrap();
+    train(&tables, &mut rng);
+    follow(&mut follower, &store);
+    assert_eq!(follower.run(Duration::from_millis(1)).unwrap().fills, 2);
+    assert_equal(&served, &tables);
+    // The trainer loses its feed, so the next one follows nothing.
+    store.close();
+    drop((store, tables));
+    for entry in std::fs::read_dir(run.path()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.file_name().unwrap().to_str().unwrap().starts_with("feed-") {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+    let (store, mut tables) = trainer(run.path());
+    tables.push(store.open_table("tags").unwrap());
+    store.checkpoint(&[]).unwrap();
+    train(&tables, &mut rng);
+    follow(&mut follower, &store);
+    assert_eq!(follower.run(Duration::from_millis(1)).unwrap().fills, 3);
+    assert_equal(&served, &tables);
+    served.end();
+}
+
+#[test]
+fn a_store_without_a_feed_cannot_be_followed_and_readers_cannot_write() {
+    let (run, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let options = StoreOptions { memory: 32 << 20, ..StoreOptions::default() };
+    let store = Store::open(run.path(), options).unwrap();
+    store.table("users", &specs()[0]).unwrap().put(&[1], &[1.0; DIM], None).unwrap();
+    store.checkpoint(&[]).unwrap();
+    let served = serve(data.path());
+    let mut follower = Follower::connect(volume(run.path()), &url(&served), &settings(), None).unwrap();
+    let error = follower.run(Duration::from_secs(5)).unwrap_err();
+    assert!(matches!(error, SendError::Store(rowmill_store::StoreError::NoFeed { .. })), "{error}");
+    served.end();
+    let served = serve_to(data.path(), Role::Read);
+    let error = fill(&[(volume(run.path()), None)], &url(&served), &settings(), None).unwrap_err();
+    assert!(error.to_string().contains("role \"write\""), "{error}");
+    served.end();
+}
