@@ -111,7 +111,7 @@ test-wheel: wheel ## Install the wheel into a clean environment with the newest 
 test-long: setup wheel sanitize lint-scheduler ## Run the long forms of tests: 50 kills, new simulations and fuzzing, more threads, older versions of torch, the address sanitizer
 	ROWMILL_SIM_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test simulation every -- --nocapture
 	ROWMILL_FUZZ_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test fuzz --test mutations -- --nocapture
-	ROWMILL_TEST_LONG=1 cargo test $(CARGO_TESTS) --test model --test history --test crash --test threads
+	ROWMILL_TEST_LONG=1 cargo test $(CARGO_TESTS) --test model --test history --test crash --test threads --test fill
 	$(PYTEST) -m long
 
 # The wheel is built from the source distribution, so both build. zig links it against the glibc of older systems. Debug
