@@ -34,7 +34,7 @@ TOOLS = ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "polars", "pa
 FOLDERS = ("store", "nn", "optim", "conversion", "kge", "gnn", "ctr", "train")
 QUICK = (
     *("-m", "not slow and not long", "-k", "not export and not compiled", "-n", "2"),
-    *("--dist", "loadfile", "-p", "no:cacheprovider", "-W", "ignore:.*torch.cpu.amp:FutureWarning"),
+    *("--dist", "loadfile", "-p", "no:cacheprovider", "-W", "ignore::FutureWarning"),
 )
 IMPORTS = """
 import importlib, pkgutil, rowmill
