@@ -82,6 +82,7 @@ CRATE_IMPORTS = {
         "rowmill-rows",
         "rowmill-server",
         "rowmill-store",
+        "rowmill-host",
     },
     "rowmill-nvme": {"rowmill-io"},
     "rowmill-storage-node": {

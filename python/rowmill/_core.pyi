@@ -296,6 +296,38 @@ class Ticket:
 class Lookup: ...
 
 @final
+class NodeRows:
+    @staticmethod
+    def open(
+        url: str,
+        *,
+        name: str | None,
+        key: str | None,
+        controller_key: str | None,
+        wait_s: float,
+    ) -> NodeRows: ...
+    @property
+    def url(self) -> str: ...
+    def tables(self) -> list[dict[str, Any]]: ...
+    def lookup(
+        self,
+        tables: Sequence[str],
+        ids: _Ids,
+        offsets: _Ids,
+        weights: _Floats | None,
+        features: Sequence[int],
+        bags: int,
+        paddings: Sequence[int | None],
+        means: Sequence[bool],
+        out: _AnyFloats,
+        row_stride: int,
+    ) -> None: ...
+    def rows_of(
+        self, tables: Sequence[str], ids: _Ids, counts: Sequence[int], out: _Floats
+    ) -> None: ...
+    def close(self) -> None: ...
+
+@final
 class Changes:
     @staticmethod
     def open(path: str, since: int, at: int | None = None) -> Changes: ...
@@ -393,7 +425,12 @@ class Worker:
         queue_requests: int,
     ) -> None: ...
     def add_model(
-        self, name: str, folder: Path, program: int, rows: Store | None, dense: str | None
+        self,
+        name: str,
+        folder: Path,
+        program: int,
+        rows: Store | NodeRows | None,
+        dense: str | None,
     ) -> list[tuple[str, Program]]: ...
     def add_dense(self, name: str, folder: Path, program: int) -> Program | None: ...
     def listen_http(self, address: str, insecure: bool) -> str: ...
@@ -427,6 +464,7 @@ def storage_fill(
 def storage_status(
     url: str, *, host_nqn: str | None, key_file: Path | None
 ) -> tuple[list[tuple[str, int, str, int | None]], int]: ...
+
 @final
 class StorageFollower:
     def __init__(

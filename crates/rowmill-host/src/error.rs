@@ -136,6 +136,12 @@ pub enum HostError {
 }
 
 impl HostError {
+    /// The caller has given a wrong value, such as an id out of range.
+    pub fn is_argument(&self) -> bool {
+        let of_call = matches!(self, HostError::Url { .. } | HostError::Argument { .. });
+        of_call || self.status() == Some(Status::ID_OUT_OF_RANGE)
+    }
+
     /// The status that the node answered with, if it did.
     pub fn status(&self) -> Option<Status> {
         if let HostError::Failed { status, .. } = self { Some(*status) } else { None }

@@ -34,6 +34,7 @@ mod wire;
 pub use client::Client;
 pub use error::{ConnectError, HostError};
 pub use namespace_device::NamespaceDevice;
+pub use rowmill_nvme::TableIndex;
 pub use rows::{Number, Rows, Tables};
 pub use settings::HostSettings;
 pub use sliced_volume::SlicedVolume;

@@ -14,7 +14,7 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::staging::{Feature, Limits, Part, Place, plan};
 use crate::{Client, HostError, NvmeUrl, Pending, Request};
 
-/// Numbers of a result: `f32`, or `i16` for the bits of bfloat16.
+/// Numbers of a result: `f32`, or `u16` for the bits of bfloat16.
 pub trait Number: IntoBytes + Immutable + zerocopy::FromBytes + Copy + Default {
     /// As commands name them.
     const DTYPE: RowDtype;
@@ -24,7 +24,7 @@ impl Number for f32 {
     const DTYPE: RowDtype = RowDtype::Fp32;
 }
 
-impl Number for i16 {
+impl Number for u16 {
     const DTYPE: RowDtype = RowDtype::Bf16;
 }
 
@@ -71,6 +71,19 @@ pub struct Rows {
     area: VendorArea,
     tables: Mutex<Arc<Tables>>,
     next_handle: AtomicU64,
+}
+
+/// A stage command, and the fetch of its result.
+struct Sent {
+    stage: Pending,
+    fetch: Later,
+}
+
+/// A fetch is sent behind its stage at once, or, if the node has to ask for the data of the stage, after its answer: it
+/// would overtake that data.
+enum Later {
+    Sent(Pending),
+    Unsent(Request),
 }
 
 /// Most parts of one request at a time.
@@ -147,8 +160,8 @@ impl Rows {
         Ok(tables)
     }
 
-    /// Pool bags of many features, whose tables belong to one group. Bag `b` of feature `f` is written to
-    /// `out[b * row_stride + f * dim..]`.
+    /// Pool bags of many features, whose tables belong to one group and have `dim` weights per row. Bag `b` of feature `f`
+    /// is written to `out[b * row_stride + f * dim..]`.
     ///
     /// Returns up to which frame of the feed the pooled rows are, the least of all parts.
     ///
@@ -162,6 +175,7 @@ impl Rows {
     pub fn pool<T: Number>(
         &self,
         features: &[(&str, IdBag<'_>)],
+        dim: usize,
         out: &mut [T],
         row_stride: usize,
         deadline: Instant,
@@ -169,7 +183,7 @@ impl Rows {
         let prepared = features.iter().map(|(_, bag)| Feature::of_bag(bag));
         let prepared = prepared.collect::<Result<Vec<_>, _>>().map_err(|reason| self.argument(reason))?;
         let names: Vec<&str> = features.iter().map(|(name, _)| *name).collect();
-        self.request(Form::Pooled, &names, &prepared, out, Place::Columns { row_stride }, deadline)
+        self.request(Form::Pooled, &names, &prepared, dim, out, Place::Columns { row_stride }, deadline)
     }
 
     /// Copy rows of tables of one group: those of the first table to the front of `out`, then those of the second, and so
@@ -190,34 +204,41 @@ impl Rows {
     ) -> Result<u64, HostError> {
         let prepared: Vec<Feature<'_>> = asked.iter().map(|(_, ids)| Feature::of_ids(ids)).collect();
         let names: Vec<&str> = asked.iter().map(|(name, _)| *name).collect();
-        self.request(Form::Rows, &names, &prepared, out, Place::InTurn, deadline)
+        let ids: usize = asked.iter().map(|(_, ids)| ids.len()).sum();
+        if ids == 0 {
+            return Ok(0);
+        }
+        let dim = out.len() / ids;
+        self.request(Form::Rows, &names, &prepared, dim, out, Place::InTurn, deadline)
     }
 
+    #[allow(clippy::too_many_arguments, reason = "the parts of one request")]
     fn request<T: Number>(
         &self,
         form: Form,
         names: &[&str],
         features: &[Feature<'_>],
+        dim: usize,
         out: &mut [T],
         place: Place,
         deadline: Instant,
     ) -> Result<u64, HostError> {
         let mut tables = self.tables()?;
-        let dims = self.entries(&tables, names)?.first().map(|entry| entry.dim);
         loop {
             let entries = self.entries(&tables, names)?;
-            if let Some(entry) = entries.iter().find(|entry| Some(entry.dim) != dims) {
-                return Err(self.argument(format!(
-                    "table {:?} has rows of {} weights, and {:?} of {}: one call reads tables of one dim",
-                    entry.name,
-                    entry.dim,
-                    names[0],
-                    dims.unwrap_or(0)
-                )));
+            // A fill may have given the table another dim.
+            if let Some(entry) = entries.iter().find(|entry| entry.dim as usize != dim) {
+                let (name, has) = (&entry.name, entry.dim);
+                let reason = format!("table {name:?} has rows of {has} weights, not {dim}: open it again");
+                return Err(self.argument(reason));
             }
             match self.try_request(form, &entries, features, out, place, tables.generation, deadline)? {
                 Some(sequence) => return Ok(sequence),
-                None => tables = self.read_again()?,
+                None if Instant::now() < deadline => tables = self.read_again()?,
+                None => {
+                    let reason = "its tables were replaced again and again until the deadline".into();
+                    return Err(HostError::Namespace { url: self.url.clone(), reason });
+                }
             }
         }
     }
@@ -244,7 +265,9 @@ impl Rows {
         deadline: Instant,
     ) -> Result<Option<u64>, HostError> {
         let dim = entries.first().map_or(0, |entry| entry.dim as usize);
+        let capsule_bytes = self.client.ready().capsule_data_bytes;
         let limits = Limits {
+            capsule_bytes,
             transfer_bytes: self
                 .client
                 .ready()
@@ -270,7 +293,7 @@ impl Rows {
             let Some((part, mut pending)) = sent.pop_front() else { break };
             let mut full_wait = FULL_WAIT;
             let data = loop {
-                match self.receive(pending, generation, part.vectors * limits.vector_bytes) {
+                match self.receive(pending, generation, part.vectors * limits.vector_bytes, deadline) {
                     Ok(Ok((data, as_of))) => {
                         sequence = sequence.min(as_of.sequence);
                         break data;
@@ -299,30 +322,36 @@ impl Rows {
         dtype: RowDtype,
         limits: Limits,
         deadline: Instant,
-    ) -> Result<[Pending; 2], HostError> {
+    ) -> Result<Sent, HostError> {
         let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
         let (command, data) = part.encode(self.namespace, handle, form, dtype, numbers, features);
+        let is_whole = data.len() <= limits.capsule_bytes;
         let stage = Request { name: "stage", command, exchange: Exchange::Send(data), is_repeatable: false };
         let bytes = size_of::<FetchHeader>() + part.vectors * limits.vector_bytes;
         let command = Fetch { handle, offset: 0, is_kept: false }.to_command(self.namespace);
         let exchange = Exchange::Receive(bytes.next_multiple_of(4));
         let fetch = Request { name: "fetch", command, exchange, is_repeatable: false };
-        let pending = self.client.submit_in_order(vec![stage, fetch], deadline)?;
-        Ok(pending.try_into().expect("two commands were sent"))
+        if !is_whole {
+            return Ok(Sent { stage: self.client.submit(stage, deadline)?, fetch: Later::Unsent(fetch) });
+        }
+        let mut pending = self.client.submit_in_order(vec![stage, fetch], deadline)?;
+        let fetch = Later::Sent(pending.remove(1));
+        Ok(Sent { stage: pending.remove(0), fetch })
     }
 
     /// The answer of a fetch, of which `bytes` bytes count after the header.
     fn receive(
         &self,
-        pending: [Pending; 2],
+        sent: Sent,
         generation: u64,
         bytes: usize,
+        deadline: Instant,
     ) -> Result<Result<(Vec<u8>, AsOf), Retry>, HostError> {
-        let [stage, fetch] = pending;
-        let fetched = match stage.wait() {
-            Ok(_) => fetch.wait(),
-            Err(error) => Err(error),
-        };
+        let Sent { stage, fetch } = sent;
+        let fetched = stage.wait().and_then(|_| match fetch {
+            Later::Sent(fetch) => fetch.wait(),
+            Later::Unsent(fetch) => self.client.submit(fetch, deadline)?.wait(),
+        });
         let error = match fetched {
             Ok(completed) => {
                 let damaged = || HostError::Damaged { url: self.url.clone(), command: "fetch" };

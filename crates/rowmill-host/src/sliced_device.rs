@@ -139,13 +139,12 @@ impl SlicedDevice {
         if let Some(Some(place)) = self.file.map.read().places.get(index) {
             return Ok(place.clone());
         }
-        let slice = match self.shared.slices.take() {
-            Some(slice) => slice,
-            None => {
-                // Slices that were freed since the last save can be had after the next one.
-                self.shared.save().map_err(|error| self.failed("write", span, error))?;
-                self.shared.slices.take().ok_or_else(|| self.full(span))?
-            }
+        let slice = if let Some(slice) = self.shared.slices.take() {
+            slice
+        } else {
+            // Slices that were freed since the last save can be had after the next one.
+            self.shared.save().map_err(|error| self.failed("write", span, error))?;
+            self.shared.slices.take().ok_or_else(|| self.full(span))?
         };
         let place = Place { slice: Arc::new(slice), written: 0 };
         let mut map = self.file.map.write();

@@ -1,4 +1,5 @@
-//! How a request becomes stage commands: each description, and each result, fits into one transfer.
+//! How a request becomes stage commands. Each description fits into a command capsule, if no single bag is larger, and each
+//! result into one transfer.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -27,6 +28,8 @@ pub(crate) struct Feature<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) transfer_bytes: usize,
+    /// Data that a command takes along. More is sent when the node asks for it, and a fetch would overtake it.
+    pub(crate) capsule_bytes: usize,
     pub(crate) features: usize,
     pub(crate) vector_bytes: usize,
 }
@@ -122,9 +125,13 @@ pub(crate) fn plan(features: &[Feature<'_>], form: Form, limits: Limits) -> Resu
             let ids = feature.ids_of(form, vector);
             let own = ids.len() * per_id + if form == Form::Pooled { 4 } else { 0 };
             let entry = if is_new { ENTRY_BYTES } else { 0 };
-            let fits = bytes + entry + own <= limits.transfer_bytes
+            let fits = bytes + entry + own <= limits.capsule_bytes
                 && (part.vectors + 1) * limits.vector_bytes <= result_max
                 && (!is_new || part.pieces.len() < limits.features);
+            if !fits && part.vectors > 0 {
+                parts.push(std::mem::replace(&mut part, Part { pieces: Vec::new(), vectors: 0 }));
+                (bytes, is_new) = (HEADER_BYTES, true);
+            }
             if !fits {
                 if HEADER_BYTES + ENTRY_BYTES + own > limits.transfer_bytes {
                     let most = (limits.transfer_bytes - HEADER_BYTES - ENTRY_BYTES - 4) / per_id;
@@ -136,10 +143,6 @@ pub(crate) fn plan(features: &[Feature<'_>], form: Form, limits: Limits) -> Resu
                         "a vector has {bytes} bytes; one command returns at most {result_max}"
                     ));
                 }
-                if part.vectors > 0 {
-                    parts.push(std::mem::replace(&mut part, Part { pieces: Vec::new(), vectors: 0 }));
-                }
-                (bytes, is_new) = (HEADER_BYTES, true);
             }
             if is_new {
                 bytes += ENTRY_BYTES;
@@ -244,7 +247,7 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits = Limits { transfer_bytes: 400, features: 3, vector_bytes: 8 };
+    const LIMITS: Limits = Limits { transfer_bytes: 400, capsule_bytes: 250, features: 3, vector_bytes: 8 };
 
     fn bag<'a>(ids: &'a [u64], offsets: &'a [i64], padding: Option<u64>) -> IdBag<'a> {
         IdBag { ids, offsets, weights: None, padding, pooling: rowmill_rows::Pooling::Sum }

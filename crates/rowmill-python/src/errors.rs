@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyModule, PyType};
+use rowmill_host::HostError;
 use rowmill_io::DeviceError;
 use rowmill_remote::RemoteError;
 use rowmill_rows::SpecError;
@@ -64,6 +65,17 @@ pub(crate) fn remote_raised(py: Python<'_>, error: &RemoteError) -> PyErr {
         RemoteError::Corrupt { .. } => "StoreCorrupt",
         RemoteError::Store(error) => class_of(error),
         _ => "RemoteError",
+    };
+    exception(py, class, error.to_string())
+}
+
+/// The exception for an error of a storage node's host.
+pub(crate) fn host_raised(py: Python<'_>, error: &HostError) -> PyErr {
+    let class = match error {
+        error if error.is_argument() => "InvalidInput",
+        HostError::UnknownTable { .. } => "TableMissing",
+        HostError::Forked { .. } => "StoreForked",
+        _ => "StorageError",
     };
     exception(py, class, error.to_string())
 }

@@ -18,6 +18,7 @@ mod interaction;
 mod interrupt;
 mod load;
 mod neighbours;
+mod node_rows;
 mod queued_get;
 mod remote;
 mod scan;
@@ -58,6 +59,8 @@ mod _core {
     use crate::load::loadtest;
     #[pymodule_export]
     use crate::neighbours::{check_graph, sample_neighbours};
+    #[pymodule_export]
+    use crate::node_rows::NodeRows;
     #[pymodule_export]
     use crate::queued_get::QueuedGet;
     #[pymodule_export]

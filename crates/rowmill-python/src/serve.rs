@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pyo3::buffer::PyBuffer;
@@ -11,12 +11,14 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use rowmill_serve::{
-    Address, Arena, BatchLimits, Bundle, DType, Failure, Status, Task, Tensor, TensorName, WorkerOptions,
+    Address, Arena, BatchLimits, Bundle, DType, Failure, RowSource, Status, Task, Tensor, TensorName,
+    WorkerOptions,
 };
 use rowmill_server::{Exposure, start_logs};
 
 use crate::dlpack;
 use crate::errors::{exception, invalid};
+use crate::node_rows::NodeRows;
 use crate::store::Store;
 
 /// A tensor of Python: its bytes, the name of its type, and its shape.
@@ -199,14 +201,16 @@ impl Worker {
         name: String,
         folder: PathBuf,
         program: u64,
-        rows: Option<&Store>,
+        rows: Option<&Bound<'_, PyAny>>,
         dense: Option<&str>,
     ) -> PyResult<Vec<(String, Program)>> {
         let dense = dense.map(|address| parse_address(py, address)).transpose()?;
         let bundle = Bundle { name, version: "1".into(), program, folder };
-        let rows = rows.map(|store| &store.0);
-        let programs =
-            self.0.add_model(&bundle, rows, dense.as_ref()).map_err(|failure| raised(py, &failure))?;
+        let rows = rows.map(|rows| row_source(py, rows)).transpose()?;
+        let programs = self
+            .0
+            .add_model(&bundle, rows.as_ref(), dense.as_ref())
+            .map_err(|failure| raised(py, &failure))?;
         let wrap = |program| Program { program, arena: self.0.arena().clone() };
         Ok(programs.into_iter().map(|(half, program)| (half, wrap(program))).collect())
     }
@@ -284,6 +288,14 @@ impl Worker {
 #[pyfunction]
 pub(crate) fn start_serving_logs(py: Python<'_>, level: &str) -> PyResult<()> {
     start_logs(level).map_err(|error| invalid(py, error.to_string()))
+}
+
+/// A `Store` or `NodeRows` as the rows of a model.
+fn row_source(py: Python<'_>, rows: &Bound<'_, PyAny>) -> PyResult<RowSource> {
+    if let Ok(node) = rows.cast::<NodeRows>() {
+        return node.get().source(py);
+    }
+    Ok(RowSource::Store(Arc::clone(&rows.cast::<Store>()?.get().0)))
 }
 
 fn parse_address(py: Python<'_>, text: &str) -> PyResult<Address> {

@@ -11,6 +11,7 @@ mod metrics;
 mod page;
 mod per;
 mod plan;
+mod row_source;
 mod transform;
 mod transport;
 mod worker;
@@ -29,6 +30,7 @@ pub use messages::{
 };
 pub use metrics::{Exposition, ModelMetrics};
 pub use per::Per;
+pub use row_source::RowSource;
 pub use transform::{Column, ColumnKind, ColumnSpec, Elements};
 pub use transport::{
     Address, AddressError, Answers, CallError, Client, ClientOptions, Incoming, Listener, Replier, Reserved,

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use rowmill_server::{Drain, Exposure, Server, bind_tcp};
-use rowmill_store::Store;
 use tokio::runtime::Handle;
 
 use crate::front_door::{FrontDoor, Model};
@@ -17,6 +16,7 @@ use crate::halves::{Dense, DenseHalf, Half, LookupThreads, Program, Remote, Serv
 use crate::metrics::{Exposition, HalfMetrics};
 use crate::page::{self, Shown};
 use crate::plan::{Plan, Weights};
+use crate::row_source::RowSource;
 use crate::transform::Transform;
 use crate::{
     Address, Arena, BatchLimits, Client, ClientOptions, Failure, Given, Limits, Listener, ModelMetrics,
@@ -148,7 +148,7 @@ impl Worker {
     pub fn add_model(
         &self,
         bundle: &Bundle,
-        rows: Option<&Arc<Store>>,
+        rows: Option<&RowSource>,
         dense_at: Option<&Address>,
     ) -> Result<Vec<(String, Program)>, Failure> {
         if self.models.lock().iter().any(|(model, _)| model.name == bundle.name) {
@@ -159,8 +159,8 @@ impl Worker {
         }
         let signature = bundle.signature()?;
         let metrics = ModelMetrics::new(&bundle.name);
-        if let Some(rows) = rows {
-            metrics.set_rows(rows);
+        if let Some(RowSource::Store(store)) = rows {
+            metrics.set_rows(store);
         }
         let (mut programs, mut halves) = (Vec::new(), Vec::new());
         let mut half = |name: &'static str, times: &Arc<HalfMetrics>| -> Result<Option<Half>, Failure> {

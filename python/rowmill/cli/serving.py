@@ -16,6 +16,12 @@ _FLAGS: dict[str, tuple[Any, str, str]] = {
     "role": (str, "all|cpu|dense", "both halves (all), the CPU half, or the dense half (all)"),
     "listen": (str, "ADDRESS", "role dense: where to listen, tcp://HOST:PORT or shm:///PATH"),
     "dense": (str, "ADDRESS", "role cpu: where the dense half listens"),
+    "rows": (
+        str,
+        "URL",
+        "storage node that has the rows, nvme+tcp://HOST:PORT/NQN (those of the bundles)",
+    ),
+    "access": (str, "FILE", "with --rows: TOML file with name and keys of this host"),
     "host": (str, "HOST", "address for clients (127.0.0.1)"),
     "http_port": (int, "PORT", "port of HTTP (8000; 0 takes a free one)"),
     "grpc_port": (int, "PORT", "port of gRPC (8001; 0 takes a free one)"),

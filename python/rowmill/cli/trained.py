@@ -37,6 +37,17 @@ def add_trained(commands: Any, path: Callable[[str], Path]) -> None:
     _add_part(
         predict, "click models: all rows; knowledge graphs: test; graph neural networks: all nodes"
     )
+    predict.add_argument(
+        "--rows",
+        metavar="URL",
+        help="storage node that was filled from the run, nvme+tcp://HOST:PORT/NQN (default: the rows of RUN)",
+    )
+    predict.add_argument(
+        "--access",
+        type=path,
+        metavar="FILE",
+        help="with --rows: TOML file with name and keys of this host",
+    )
     predict.set_defaults(command=_predict, interrupted="; no scores were written")
 
     evaluate = commands.add_parser(
@@ -117,6 +128,8 @@ def _predict(parsed: argparse.Namespace) -> int:
         part=parsed.part,
         version=parsed.version,
         graph=parsed.graph,
+        rows=parsed.rows,
+        access=parsed.access,
     )
     print(f"wrote the scores of {count:,} examples to {parsed.out}")
     return 0

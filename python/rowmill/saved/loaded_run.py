@@ -14,7 +14,7 @@ import torch
 
 from rowmill.config.setting import ConfigError
 from rowmill.errors import CheckpointMissing, StoreSuperseded
-from rowmill.saved.saved_run import SavedRun
+from rowmill.saved.saved_run import NodeRows, SavedRun
 from rowmill.train.machine import step_threads
 
 if TYPE_CHECKING:
@@ -156,6 +156,8 @@ def load(
     memory: int | str | None = None,
     data: str | os.PathLike[str] | None = None,
     scratch: str | os.PathLike[str] | None = None,
+    rows: str | None = None,
+    access: str | os.PathLike[str] | None = None,
 ) -> LoadedRun:
     r"""Load a run of `rowmill train`, of any task, for reading. The run may be training.
 
@@ -170,6 +172,8 @@ def load(
         data: Where the graph of a run with `--task kge` or `gnn` is now; None: where it was in training.
         scratch: Folder for a merged copy of the rows of a run of many ranks, which is removed by `close`; None: the folder
             for temporary files.
+        rows: URL of a storage node that was filled from this run, `nvme+tcp://HOST:PORT/NQN`; None: the rows of the run.
+        access: For `rows`: TOML file with name and keys of this host, as for `rowmill.open`.
 
     Raises:
         CheckpointMissing: The folder has no checkpoint of a run.
@@ -198,9 +202,11 @@ def load(
         ...     loaded.tables["entities"].get([0]).shape, scores.shape
         ((1, 8), torch.Size([2]))
     """
-    saved = _opened(
-        Path(run), version, memory=memory, scratch=None if scratch is None else Path(scratch)
-    )
+    if access is not None and rows is None:
+        raise ConfigError(f"access is {access}, for the rows of a storage node: give rows too")
+    node = None if rows is None else NodeRows(rows, None if access is None else Path(access))
+    folder = None if scratch is None else Path(scratch)
+    saved = _opened(Path(run), version, memory=memory, scratch=folder, node=node)
     try:
         task: Any = resolve_name(_TASKS[saved.config.train.task])
         return task(saved, None if data is None else Path(data))
@@ -210,13 +216,18 @@ def load(
 
 
 def _opened(
-    run: Path, version: str | int | None, *, memory: int | str | None, scratch: Path | None
+    run: Path,
+    version: str | int | None,
+    *,
+    memory: int | str | None,
+    scratch: Path | None,
+    node: NodeRows | None,
 ) -> SavedRun:
     """A checkpoint whose rows are open, of one process; the parts of ranks are opened when they are merged."""
     tried = 0
     while True:
         tried += 1
-        saved = SavedRun.open(run, version=version, memory=memory, scratch=scratch)
+        saved = SavedRun.open(run, version=version, memory=memory, scratch=scratch, node=node)
         try:
             _ = None if saved.of_ranks else saved.store
         except (CheckpointMissing, StoreSuperseded):

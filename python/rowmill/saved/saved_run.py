@@ -67,6 +67,19 @@ class Rows:
         return rowmill.open(self.folder, memory=memory, read_only=True, at=at, version=self.version)
 
 
+@dataclass(frozen=True)
+class NodeRows:
+    """Rows of a storage node that was filled from a run.
+
+    Attributes:
+        url: `nvme+tcp://HOST:PORT/NQN`.
+        access: TOML file with name and keys of this host, as for `rowmill.open`.
+    """
+
+    url: str
+    access: Path | None = None
+
+
 class SavedRun:
     """A checkpoint of a run. Use it in a `with` block, or call `close`.
 
@@ -95,6 +108,7 @@ class SavedRun:
         replicated: Collection[str],
         memory: int | str | None,
         scratch: Path | None,
+        node: NodeRows | None = None,
     ) -> None:
         self.folder = folder
         self.out = run if folder != run else None
@@ -114,6 +128,7 @@ class SavedRun:
         self.replicated = replicated
         self.memory = memory or self.config.store.memory
         self._scratch = scratch
+        self._node = node
         self._merged: Path | None = None
 
     @classmethod
@@ -124,6 +139,7 @@ class SavedRun:
         version: str | int | None = None,
         memory: int | str | None = None,
         scratch: Path | None = None,
+        node: NodeRows | None = None,
     ) -> Self:
         """Open a checkpoint of a run.
 
@@ -132,6 +148,7 @@ class SavedRun:
             version: Name or number of a version, or "best": the one with the best `checkpoint.best`; None: the last checkpoint.
             memory: Memory budget for reading rows; None: that of the run.
             scratch: Folder for a merged copy of the rows of many ranks; None: the folder for temporary files.
+            node: Where the rows are read instead.
 
         Raises:
             CheckpointMissing: There is none, or it is older than files of runs.
@@ -155,6 +172,7 @@ class SavedRun:
             replicated=replicated,
             memory=memory,
             scratch=scratch,
+            node=node,
         )
 
     def __enter__(self) -> Self:
@@ -176,7 +194,9 @@ class SavedRun:
 
     @cached_property
     def store(self) -> Store:
-        """The rows, read-only: of one process where they are, of many ranks merged into a copy."""
+        """The rows, read-only: of one process where they are, of many ranks merged into a copy, or of a node."""
+        if self._node is not None:
+            return rowmill.open(self._node.url, access=self._node.access)
         if not self.of_ranks:
             return self.parts[0].open(self.memory)
         self._merged = Path(tempfile.mkdtemp(prefix=".rowmill.", dir=self._scratch))

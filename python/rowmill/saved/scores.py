@@ -19,6 +19,8 @@ def predict(
     part: str | None = None,
     version: str | None = None,
     graph: Path | None = None,
+    rows: str | None = None,
+    access: Path | None = None,
 ) -> int:
     """Score data and write the scores; returns their number.
 
@@ -30,6 +32,8 @@ def predict(
         part: Part of the data, as `LoadedRun.scored` takes it.
         version: Name or number of a version; None: the last checkpoint.
         graph: Where the graph of the run is now, if it has moved.
+        rows: URL of a storage node that was filled from this run; None: the rows of the run.
+        access: For `rows`: file with name and keys of this host, as for `rowmill.open`.
 
     Raises:
         DataError: A value of `data` cannot be read; names file, row and column.
@@ -37,7 +41,8 @@ def predict(
     """
     check_new(out)
     count = 0
-    with load(run, version=version, data=graph, scratch=out.parent) as loaded:
+    opened = load(run, version=version, data=graph, scratch=out.parent, rows=rows, access=access)
+    with opened as loaded:
         as_npy = out.suffix == ".npy"
         with new_file(out) as unfinished, (NpyFile if as_npy else ParquetFile)(unfinished) as file:
             for scored in loaded.scored(data, part):

@@ -28,6 +28,8 @@ class ServeSettings:
             dense half at `dense`.
         listen: Where a dense half listens: `tcp://HOST:PORT` or `shm:///PATH`.
         dense: Where a CPU half finds it.
+        rows: Storage node that has the rows of the models, `nvme+tcp://HOST:PORT/NQN`; None: those of the bundles.
+        access: TOML file with name and keys of this host, for `rows`; see `rowmill.open`.
         host: Where clients connect.
         http_port: Port of HTTP; 0 takes a free one.
         grpc_port: Port of gRPC; 0 takes a free one.
@@ -52,6 +54,8 @@ class ServeSettings:
     role: Role = "all"
     listen: str | None = None
     dense: str | None = None
+    rows: str | None = None
+    access: str | None = None
     host: str = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 8001
@@ -85,6 +89,16 @@ class ServeSettings:
                 raise InvalidInput(
                     f"{key} is {address!r} and role is {self.role!r}: only role {role!r} has {key}"
                 )
+        if self.rows is not None and self.role == "dense":
+            raise InvalidInput(
+                f'rows is {self.rows!r} and role is "dense", which reads no rows: give rows to the CPU half'
+            )
+        if self.access is not None and self.rows is None:
+            raise InvalidInput(f"access is {self.access!r}, for the node in rows: set rows")
+        if self.rows is not None and self.preload:
+            raise InvalidInput(
+                "preload reads rows of bundles into memory, not those of a node: remove it"
+            )
         if re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is None:
             raise InvalidInput(
                 f'device must be "cpu", "cuda" or "cuda:NUMBER", got {self.device!r}'

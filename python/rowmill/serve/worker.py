@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from rowmill import _core
 from rowmill.errors import InvalidInput, ServingError
 from rowmill.serve.preload import preload
+from rowmill.store import node_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,7 +125,15 @@ def _add(parts: _Parts, bundle: BundleFiles, settings: ServeSettings) -> None:
         queues = [] if queue is None else [("dense", queue)]
     else:
         core = None
-        if (bundle.folder / "rows").exists():
+        if settings.rows is not None:
+            core = node_rows.connect(
+                settings.rows,
+                access=None if settings.access is None else Path(settings.access),
+                wait_deadline_s=settings.slo,
+            )
+            rows = _node_store(bundle, core)
+            parts.stores.append(rows)
+        elif (bundle.folder / "rows").exists():
             rows = _open_rows(bundle, settings)
             core = rows.core
             parts.stores.append(rows)
@@ -172,6 +182,13 @@ def _open_rows(bundle: BundleFiles, settings: ServeSettings) -> Any:
         io="auto",
     )
     return _Rows(core)
+
+
+def _node_store(bundle: BundleFiles, node: _core.NodeRows) -> Any:
+    if bundle.is_native():
+        return node
+    store: Any = import_module("rowmill.store.store")
+    return store.Store(node_rows.as_core(node), node.url, 0)
 
 
 def _warm_up(

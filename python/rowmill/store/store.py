@@ -13,6 +13,7 @@ from rowmill import _core, init
 from rowmill.errors import CheckpointInDoubt, InvalidInput, StoreForked, UnsavedRows
 from rowmill.optim.specs import initializer_to_dict, optimizer_from_dict, optimizer_to_dict
 from rowmill.size import check_int, parse_size
+from rowmill.store import node_rows
 from rowmill.store.changes import Changes
 from rowmill.store.eviction import admission_to_dict, eviction_to_dict
 from rowmill.store.remote import KEEP_MAX
@@ -50,15 +51,20 @@ def open(
     feed_interval_s: float = 0.1,
     feed_waiting: int | str = "64MiB",
     io: str = "auto",
+    access: str | os.PathLike[str] | None = None,
 ) -> Store:
-    """Open a store, or create one.
+    """Open a store, or create one; or open the rows of a storage node.
+
+    The rows of a node can only be read: modules over its tables evaluate and are exported, and training raises
+    `StoreReadOnly`. `memory` and the arguments of a folder do not apply.
 
     As a context manager, the store makes a checkpoint when its block ends without an exception, if rows changed. It makes
     none, and warns with `UnsavedRows`, after an exception, if the last checkpoint has attachments, and with `at`: rows must
     not run ahead of the rest of that checkpoint.
 
     Args:
-        path_or_uri: A folder, or a `file://` URI of one.
+        path_or_uri: A folder, or a `file://` URI of one; or the URL of a storage node's namespace of rows,
+            `nvme+tcp://HOST:PORT/NQN`, with `?namespace=N` where the subsystem has several.
         memory: Memory budget of the store, in bytes or as a size ("2GiB").
         row_memory: Expert: bytes for rows and the log's write buffers alone, within `memory`.
         read_only: Read the last checkpoint; another process may have the store open for writing.
@@ -69,7 +75,7 @@ def open(
         create: Create the store if the folder has none.
         threads: Threads that share a large batch; None: one per core available to the process.
         seed: Seed of the initializers, fixed when the store is created.
-        wait_deadline_s: Longest wait, in seconds, for a row beyond its staleness bound.
+        wait_deadline_s: Longest wait, in seconds, for a row beyond its staleness bound, or for an answer of a node.
         history: Bytes on disk for lists of changed ids, beyond those that a checkpoint needs. More bytes let
             `changes` reach back to earlier checkpoints.
         feed: Bytes on disk for a feed of changes ("256MiB"), which `rowmill.ChangeFeed` reads in other processes;
@@ -79,6 +85,8 @@ def open(
             between two rounds of publishing. If they exceed it, publishing stops until the next checkpoint, from which
             followers start again.
         io: "auto" (io_uring where the system allows it) or "pread".
+        access: For a storage node: TOML file with the name of this host (`nqn`) and the files of its key (`key_file`) and
+            of the node's (`controller_key_file`). None: the name in `/etc/nvme/hostnqn`, or a new one, without keys.
 
     Examples:
         >>> import tempfile, rowmill
@@ -90,6 +98,16 @@ def open(
         [[0.0, 0.0]]
     """
     memory = parse_size(memory, name="memory")
+    if isinstance(path_or_uri, str) and path_or_uri.startswith(node_rows.SCHEME):
+        if at is not None or version is not None or feed is not None:
+            raise InvalidInput(
+                f"{path_or_uri}: a storage node has one state of its rows: leave out at, version and feed"
+            )
+        given = None if access is None else Path(access)
+        rows = node_rows.connect(path_or_uri, access=given, wait_deadline_s=wait_deadline_s)
+        return Store(node_rows.as_core(rows), rows.url, 0)
+    if access is not None:
+        raise InvalidInput(f"access is for URLs {node_rows.SCHEME}..., not for {path_or_uri}")
     if threads is None:
         threads = len(os.sched_getaffinity(0))
     core = _core.Store.open(

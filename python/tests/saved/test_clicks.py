@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import rowmill
+from python.tests.nodes import serving
 from python.tests.partition.runs import TRAIN_ROWS
 from python.tests.saved.scores import click_scores
 from python.tests.train.kept import check_whole, contents
@@ -247,3 +248,13 @@ def test_vectors_are_the_rows_that_exist_with_the_values_of_the_log(
             values = [value for value in rows["value"].to_pylist() if value is not None]
             assert set(values) <= set(log[name].to_pylist())
             assert len(values) == (ids >= 2).sum()
+
+
+def test_predict_with_rows_of_a_storage_node(clicks: Trained, tmp_path: Path) -> None:
+    command = ["predict", str(clicks.run), "--data", str(clicks.data), "--out"]
+    assert main([*command, str(tmp_path / "own.npy")]) == 0
+    with serving(clicks.run / "store", tmp_path / "node") as (url, _):
+        assert main([*command, str(tmp_path / "node.npy"), "--rows", url]) == 0
+        assert main([*command, str(tmp_path / "no.npy"), "--access", "access.toml"]) == 2
+    own, node = (np.load(tmp_path / f"{name}.npy") for name in ("own", "node"))
+    assert np.array_equal(own.view(np.int32), node.view(np.int32))

@@ -15,6 +15,7 @@ import torch
 from tritonclient import http
 from tritonclient.utils import InferenceServerException
 
+from python.tests.nodes import serving
 from python.tests.serve.workers import Bundles, Worker, make_bundles, worker
 
 if TYPE_CHECKING:
@@ -230,3 +231,16 @@ def test_invalid_arguments_give_a_one_line_error(bundles: Bundles, tmp_path: Pat
             assert found.process.wait(120) in (1, 2)
         (line,) = [line for line in found.log if line.startswith("rowmill:")]
         assert reason in line
+
+
+def test_rows_come_from_a_storage_node(bundles: Bundles, tmp_path: Path) -> None:
+    for name in ("dlrm", "rounds"):
+        with (
+            serving(bundles.folder / name / "rows", tmp_path / name) as (url, _),
+            worker(bundles.folder / name, *_ANY, "--rows", url) as found,
+        ):
+            for inputs, answers in bundles.requests(name):
+                given = ask(found.addresses["http"], name, inputs)
+                for output, expected in answers.items():
+                    torch.testing.assert_close(given[output], expected, rtol=1e-6, atol=1e-6)
+            assert found.end() == 0

@@ -1,51 +1,39 @@
-//! The lookup step: pooled vectors of a read-only store, written straight into the buffer that is sent.
+//! The lookup step: pooled vectors of a read-only store or a storage node, written straight into the buffer that is sent.
 
-use std::sync::Arc;
-
+use rowmill_host::Number;
 use rowmill_rows::{FeatureBags, Ragged};
-use rowmill_store::{IdBag, Pooling, Store, StoreError, Table};
+use rowmill_store::{IdBag, Pooled, Pooling};
 
 use super::array::{Array, count_of};
 use super::step::LookupStep;
 use crate::arena::{words, words_mut};
-use crate::{Arena, DType, Failure, Status};
+use crate::row_source::{GroupTables, RowSource};
+use crate::{Arena, DType, Failure};
 
 /// A lookup with its tables open.
 #[derive(Debug)]
 pub(super) struct Lookup {
     pub(super) step: LookupStep,
-    store: Arc<Store>,
-    /// One per feature.
-    tables: Vec<Table>,
-    dim: usize,
+    tables: GroupTables,
 }
 
 impl Lookup {
     /// Open the tables of a step.
     ///
     /// # Errors
-    /// When the store has no such table, or the step contradicts itself.
-    pub(super) fn open(step: LookupStep, store: Option<&Arc<Store>>) -> Result<Self, Failure> {
-        let store =
-            store.ok_or_else(|| Failure::invalid("the plan has a lookup, and the bundle has no rows"))?;
-        let tables: Vec<Table> = step
-            .tables
-            .iter()
-            .map(|name| store.open_table(name))
-            .collect::<Result<_, _>>()
-            .map_err(|error| failure(&error))?;
+    /// When the rows have no such table, or the step contradicts itself.
+    pub(super) fn open(step: LookupStep, rows: Option<&RowSource>) -> Result<Self, Failure> {
+        let rows =
+            rows.ok_or_else(|| Failure::invalid("the plan has a lookup, and the bundle has no rows"))?;
+        let tables = rows.open(&step.tables)?;
         let counts = [step.features.len(), step.means.len(), step.paddings.len()];
-        let Some(first) = tables.first().filter(|_| counts.iter().all(|&count| count == tables.len())) else {
+        if step.tables.is_empty() || counts.iter().any(|&count| count != step.tables.len()) {
             return Err(Failure::invalid("a lookup needs a table, a mean and a padding for each feature"));
-        };
-        if tables.iter().any(|table| table.group_number() != first.group_number()) {
-            return Err(Failure::invalid(format!("the tables {:?} are of several groups", step.tables)));
         }
         if !matches!(step.dtype, DType::Float32 | DType::BFloat16) {
             return Err(Failure::invalid(format!("a lookup gives no {}", step.dtype.name())));
         }
-        let dim = first.spec().dim as usize;
-        Ok(Self { step, store: Arc::clone(store), tables, dim })
+        Ok(Self { step, tables })
     }
 
     pub(super) fn run(
@@ -80,47 +68,33 @@ impl Lookup {
             .collect::<Result<_, _>>()
             .map_err(Failure::invalid)?;
         let settings = self.step.means.iter().zip(&self.step.paddings);
-        let bag_of: Vec<(&Table, IdBag<'_>)> = self
-            .tables
+        let bag_of = features
             .iter()
-            .zip(&features)
             .zip(settings)
-            .map(|((table, feature), (&is_mean, padding))| {
-                let bag = IdBag {
-                    ids: feature.ids,
-                    offsets: &feature.offsets,
-                    weights: feature.weights,
-                    padding: padding.map(|id| id as u64),
-                    pooling: if is_mean { Pooling::Mean } else { Pooling::Sum },
-                };
-                (table, bag)
+            .map(|(feature, (&is_mean, padding))| IdBag {
+                ids: feature.ids,
+                offsets: &feature.offsets,
+                weights: feature.weights,
+                padding: padding.map(|id| id as u64),
+                pooling: if is_mean { Pooling::Mean } else { Pooling::Sum },
             })
             .collect();
-        let shape = [bags, self.tables.len() * self.dim];
-        let row = shape[1];
+        let shape = [bags, self.step.tables.len() * self.tables.dim()];
         if self.step.dtype == DType::Float32 {
-            self.pool::<f32>(arena, &shape, |out| self.store.evaluate(&bag_of, out, row, None))
+            self.pool::<f32>(arena, &shape, bag_of)
         } else {
-            self.pool::<u16>(arena, &shape, |out| self.store.evaluate(&bag_of, out, row, None))
+            self.pool::<u16>(arena, &shape, bag_of)
         }
     }
 
-    fn pool<T: crate::arena::Word>(
+    fn pool<T: crate::arena::Word + Pooled + Number>(
         &self,
         arena: &Arena,
-        shape: &[usize],
-        evaluate: impl FnOnce(&mut [T]) -> Result<(), StoreError>,
+        shape: &[usize; 2],
+        bags: Vec<IdBag<'_>>,
     ) -> Result<Array, Failure> {
         let mut lease = arena.lease(count_of(shape)? * self.step.dtype.bytes())?;
-        evaluate(words_mut(&mut lease)).map_err(|error| failure(&error))?;
+        self.tables.pool::<T>(bags, words_mut(&mut lease), shape[1])?;
         Ok(Array { dtype: self.step.dtype, shape: shape.to_vec(), data: lease.share() })
     }
-}
-
-fn failure(error: &StoreError) -> Failure {
-    let status = match error {
-        StoreError::IdRange { .. } | StoreError::Length { .. } | StoreError::Bag { .. } => Status::Invalid,
-        _ => Status::Failed,
-    };
-    Failure::new(status, error.to_string())
 }

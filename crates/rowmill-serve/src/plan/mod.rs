@@ -13,9 +13,6 @@ mod step;
 mod weights;
 
 use std::collections::HashMap;
-use std::sync::Arc;
-
-use rowmill_store::Store;
 
 pub(crate) use array::Array;
 use elementwise::Side;
@@ -24,6 +21,7 @@ use step::{Fill, Number, Operand, Output, PlanText, Step};
 pub(crate) use step::{Input, Size, Sizes};
 pub(crate) use weights::Weights;
 
+use crate::row_source::RowSource;
 use crate::{Arena, Failure, Status};
 
 /// Values by name.
@@ -50,7 +48,7 @@ impl Plan {
     ///
     /// # Errors
     /// When the JSON is no plan, or a weight or table is missing.
-    pub(crate) fn load(json: &str, weights: &Weights, rows: Option<&Arc<Store>>) -> Result<Self, Failure> {
+    pub(crate) fn load(json: &str, weights: &Weights, rows: Option<&RowSource>) -> Result<Self, Failure> {
         let text: PlanText = serde_json::from_str(json)
             .map_err(|error| Failure::new(Status::Failed, format!("the CPU plan cannot be read: {error}")))?;
         let ready = |step: Step| {

@@ -1,0 +1,249 @@
+//! Rows of a storage node, over loopback.
+//!
+//! What could break: vectors that differ from those of the store, parts of a large request at a wrong place, results of
+//! another caller, requests that a restart of the node ends, errors that do not say what is wrong. Expected values come from
+//! `Store::evaluate` on the store that the node serves.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{serve_rows, serve_rows_at, settings, soon};
+use rowmill_host::{Client, HostError, NvmeUrl, Rows};
+use rowmill_nvme::Status;
+use rowmill_store::{
+    Dtype, IdBag, IdRange, Initializer, OptimizerSpec, Pooling, StalenessBound, Store, StoreOptions, Table,
+    TableSpec,
+};
+use rowmill_testkit::Rng64;
+
+const DENSE_ROWS: u64 = 1000;
+
+fn spec(dim: u32, dtype: Dtype, ids: IdRange) -> TableSpec {
+    TableSpec {
+        dim,
+        dtype,
+        optimizer: OptimizerSpec::Sgd { lr: 0.5 },
+        initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
+        staleness: StalenessBound::Steps(0),
+        ids,
+        eviction: None,
+        admission: None,
+    }
+}
+
+/// "users" and "items" are one group; half of their ids have rows.
+fn store() -> (tempfile::TempDir, Arc<Store>) {
+    let folder = tempfile::tempdir().unwrap();
+    let options = StoreOptions { memory: 32 << 20, threads: 2, seed: 7, ..StoreOptions::default() };
+    let writer = Store::open(folder.path(), options.clone()).unwrap();
+    let dense = IdRange::Dense { rows: DENSE_ROWS };
+    let specs = [
+        ("users", spec(24, Dtype::F32, IdRange::Sparse)),
+        ("items", spec(24, Dtype::F32, dense)),
+        ("words", spec(16, Dtype::Bf16, dense)),
+    ];
+    let mut rng = Rng64::new(1);
+    for (name, spec) in specs {
+        let table = writer.table(name, &spec).unwrap();
+        let ids: Vec<u64> = (0..DENSE_ROWS).step_by(2).collect();
+        let values: Vec<f32> =
+            (0..ids.len() * spec.dim as usize).map(|_| rng.below(2000) as f32 / 1000.0 - 1.0).collect();
+        table.put(&ids, &values, None).unwrap();
+    }
+    writer.checkpoint(&[]).unwrap();
+    writer.close();
+    drop(writer);
+    let store =
+        Store::open(folder.path(), StoreOptions { read_only: true, create: false, ..options }).unwrap();
+    (folder, store)
+}
+
+fn rows(url: &NvmeUrl) -> Rows {
+    Rows::open(Arc::new(Client::connect(url, &settings()).unwrap()), url).unwrap()
+}
+
+/// Features of one group with equal numbers of bags.
+struct Request {
+    names: Vec<&'static str>,
+    ids: Vec<Vec<u64>>,
+    offsets: Vec<Vec<i64>>,
+    weights: Vec<Option<Vec<f32>>>,
+    poolings: Vec<Pooling>,
+    padding: Option<u64>,
+}
+
+impl Request {
+    fn new(rng: &mut Rng64, bags: usize, ids_max: u64) -> Request {
+        let names: Vec<&str> = match rng.below(3) {
+            0 => vec!["words"; 1 + rng.below(3) as usize],
+            _ => (0..1 + rng.below(5)).map(|_| if rng.one_in(2) { "users" } else { "items" }).collect(),
+        };
+        let mut request = Request {
+            padding: rng.one_in(3).then(|| rng.below(DENSE_ROWS)),
+            ids: Vec::new(),
+            offsets: Vec::new(),
+            weights: Vec::new(),
+            poolings: Vec::new(),
+            names,
+        };
+        for name in &request.names {
+            let mut offsets = vec![0];
+            for _ in 0..bags {
+                offsets.push(offsets[offsets.len() - 1] + rng.below(ids_max) as i64);
+            }
+            let count = offsets[bags] as usize;
+            // Ids of "users" need 8 bytes from time to time.
+            let high = if *name == "users" && rng.one_in(2) { 1 << 40 } else { 0 };
+            request.ids.push((0..count).map(|_| rng.below(DENSE_ROWS) | high).collect());
+            request.poolings.push(if rng.one_in(3) { Pooling::Mean } else { Pooling::Sum });
+            let has_weights = request.poolings.last() == Some(&Pooling::Sum) && rng.one_in(2);
+            request
+                .weights
+                .push(has_weights.then(|| (0..count).map(|_| rng.below(100) as f32 / 7.0).collect()));
+            request.offsets.push(offsets);
+        }
+        request
+    }
+
+    fn bags(&self) -> Vec<IdBag<'_>> {
+        (0..self.names.len())
+            .map(|at| IdBag {
+                ids: &self.ids[at],
+                offsets: &self.offsets[at],
+                weights: self.weights[at].as_deref(),
+                padding: self.padding,
+                pooling: self.poolings[at],
+            })
+            .collect()
+    }
+
+    /// Whether a node and the store give the same bits, as fp32 and bf16.
+    fn check(&self, rows: &Rows, store: &Arc<Store>) {
+        let tables: Vec<Table> = self.names.iter().map(|name| store.open_table(name).unwrap()).collect();
+        let dim = tables[0].spec().dim as usize;
+        let stride = self.names.len() * dim;
+        let count = (self.offsets[0].len() - 1) * stride;
+        let here: Vec<_> = tables.iter().zip(self.bags()).collect();
+        let there: Vec<_> = self.names.iter().copied().zip(self.bags()).collect();
+        let (mut expected, mut found) = (vec![0_f32; count], vec![1_f32; count]);
+        store.evaluate(&here, &mut expected, stride, None).unwrap();
+        rows.pool(&there, dim, &mut found, stride, soon()).unwrap();
+        assert!(expected.iter().map(|value| value.to_bits()).eq(found.iter().map(|value| value.to_bits())));
+        let (mut expected, mut found) = (vec![0_u16; count], vec![1_u16; count]);
+        store.evaluate(&here, &mut expected, stride, None).unwrap();
+        rows.pool(&there, dim, &mut found, stride, soon()).unwrap();
+        assert!(expected == found);
+    }
+}
+
+#[test]
+fn pooled_vectors_have_the_bits_of_the_store() {
+    let (_folder, store) = store();
+    let served = serve_rows(&store);
+    let rows = rows(&served.url());
+    let names: Vec<_> = rows.tables().unwrap().entries().iter().map(|entry| entry.name.clone()).collect();
+    assert_eq!(names.len(), 3);
+    for threads in [1, 2, 8, 16] {
+        std::thread::scope(|scope| {
+            for thread in 0..threads {
+                let (rows, store) = (&rows, &store);
+                scope.spawn(move || {
+                    let mut rng = Rng64::new(thread);
+                    for _ in 0..10 {
+                        let bags = rng.below(20) as usize;
+                        Request::new(&mut rng, bags, 12).check(rows, store);
+                    }
+                });
+            }
+        });
+    }
+    served.end();
+}
+
+#[test]
+fn a_request_beyond_one_transfer_is_put_together() {
+    let (_folder, store) = store();
+    let served = serve_rows(&store);
+    let rows = rows(&served.url());
+    let mut rng = Rng64::new(5);
+    for _ in 0..3 {
+        // Some MB of ids and of vectors: parts of all features and of few bags.
+        Request::new(&mut rng, 9000, 30).check(&rows, &store);
+    }
+    let ids: Vec<u64> = (0..60_000).map(|_| rng.below(DENSE_ROWS)).collect();
+    let (users, items) = (store.open_table("users").unwrap(), store.open_table("items").unwrap());
+    let (mut expected, mut found) = (vec![0_f32; 24 * 60_010], vec![1_f32; 24 * 60_010]);
+    users.get(&ids, &mut expected[..24 * 60_000]).unwrap();
+    items.get(&ids[..10], &mut expected[24 * 60_000..]).unwrap();
+    rows.get(&[("users", &ids[..]), ("items", &ids[..10])], &mut found, soon()).unwrap();
+    assert!(expected == found);
+    served.end();
+}
+
+#[test]
+fn requests_go_on_after_the_node_was_restarted() {
+    let (_folder, store) = store();
+    let disk = rowmill_io::MemoryVolume::new();
+    let served = serve_rows_at(&disk, &store, "127.0.0.1:0");
+    let rows = rows(&served.url());
+    let (ends, requests) = (AtomicBool::new(false), AtomicU64::new(0));
+    let served = std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (rows, store, ends, requests) = (&rows, &store, &ends, &requests);
+            scope.spawn(move || {
+                let mut rng = Rng64::new(thread);
+                while !ends.load(Ordering::Relaxed) {
+                    Request::new(&mut rng, 10, 12).check(rows, store);
+                    requests.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let mut served = served;
+        for _ in 0..3 {
+            let before = requests.load(Ordering::Relaxed);
+            while requests.load(Ordering::Relaxed) < before + 10 {
+                std::thread::yield_now();
+            }
+            let address = served.end().to_string();
+            served = serve_rows_at(&disk, &store, &address);
+        }
+        let before = requests.load(Ordering::Relaxed);
+        while requests.load(Ordering::Relaxed) < before + 10 {
+            std::thread::yield_now();
+        }
+        ends.store(true, Ordering::Relaxed);
+        served
+    });
+    assert!(rows.client().connection() >= 4);
+    served.end();
+}
+
+#[test]
+fn wrong_requests_are_told() {
+    let (_folder, store) = store();
+    let served = serve_rows(&store);
+    let rows = rows(&served.url());
+    let pool = |name: &str, ids: &[u64], offsets: &[i64], deadline| {
+        let bag = IdBag { ids, offsets, weights: None, padding: None, pooling: Pooling::Sum };
+        rows.pool::<f32>(&[(name, bag)], 24, &mut [0.0; 24], 24, deadline).unwrap_err()
+    };
+    let error = pool("absent", &[1], &[0, 1], soon());
+    assert!(matches!(&error, HostError::UnknownTable { tables, .. } if tables.contains("users")), "{error}");
+    let error = pool("items", &[DENSE_ROWS], &[0, 1], soon());
+    assert!(error.is_argument() && error.status() == Some(Status::ID_OUT_OF_RANGE), "{error}");
+    assert!(pool("users", &[1], &[0, 2], soon()).is_argument());
+    let bag = IdBag { ids: &[1], offsets: &[0, 1], weights: None, padding: None, pooling: Pooling::Sum };
+    let mixed =
+        rows.pool::<f32>(&[("users", bag), ("words", bag)], 24, &mut [0.0; 48], 48, soon()).unwrap_err();
+    assert!(mixed.to_string().contains("rows of 16 weights"), "{mixed}");
+    let many = vec![1; 200_000];
+    let error = pool("users", &many, &[0, 200_000], soon());
+    assert!(error.to_string().contains("a bag has 200000 ids"), "{error}");
+    served.end();
+    let started = Instant::now();
+    let error = pool("users", &[1], &[0, 1], started + Duration::from_millis(300));
+    assert!(matches!(error, HostError::TimedOut { .. }) && started.elapsed() < common::PATIENCE, "{error}");
+}
