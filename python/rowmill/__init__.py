@@ -36,7 +36,14 @@ if TYPE_CHECKING:
     from rowmill.partition.export import export
     from rowmill.saved.loaded_run import LoadedRun, load
     from rowmill.store.changes import ChangedRows, ChangedTable, Changes
-    from rowmill.store.eviction import TTL, LeastFrequent, LowestNorm, LowestScore, MinCount
+    from rowmill.store.eviction import (
+        TTL,
+        LeastFrequent,
+        LowestNorm,
+        LowestScore,
+        MinCount,
+        TableRules,
+    )
     from rowmill.store.feed import (
         ChangeFeed,
         FeedCheckpoint,
@@ -72,6 +79,7 @@ __all__ = [
     "RowmillError",
     "Store",
     "Table",
+    "TableRules",
     "Ticket",
     "__version__",
     "checkpoints",
@@ -114,7 +122,14 @@ __getattr__, __dir__ = lazy(
         "partition.export": ("export",),
         "saved.loaded_run": ("LoadedRun", "load"),
         "store.changes": ("ChangedRows", "ChangedTable", "Changes"),
-        "store.eviction": ("TTL", "LeastFrequent", "LowestNorm", "LowestScore", "MinCount"),
+        "store.eviction": (
+            "TTL",
+            "LeastFrequent",
+            "LowestNorm",
+            "LowestScore",
+            "MinCount",
+            "TableRules",
+        ),
         "store.feed": (
             "ChangeFeed",
             "FeedCheckpoint",

@@ -156,6 +156,7 @@ class Store:
         feed_interval_s: float,
         feed_waiting: int,
         io: str,
+        alter: Sequence[tuple[str, int | None, Mapping[str, Any] | None, Mapping[str, Any] | None]],
     ) -> Store: ...
     @property
     def seed(self) -> int: ...

@@ -1,10 +1,13 @@
 //! Table specs as dictionaries, such as `{"kind": "adagrad", "lr": 0.1, ...}`.
 
+use std::collections::BTreeMap;
+
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rowmill_rows::{Dtype, RowLayout};
 use rowmill_store::{
-    Admission, Eviction, EvictionRule, IdRange, Initializer, OptimizerSpec, StalenessBound, TableSpec,
+    Admission, Eviction, EvictionRule, IdRange, Initializer, OptimizerSpec, StalenessBound, TableChange,
+    TableSpec,
 };
 
 use crate::errors::invalid;
@@ -42,13 +45,6 @@ pub(crate) fn read_spec(
             )
         })?),
     };
-    let ids = match dense_rows {
-        None => IdRange::Sparse,
-        Some(rows) => IdRange::Dense {
-            rows: u64::try_from(rows)
-                .map_err(|_| invalid(py, format!("num_rows must be positive, got {rows}")))?,
-        },
-    };
     Ok(TableSpec {
         dim: u32::try_from(dim)
             .map_err(|_| invalid(py, format!("dim must be a positive number, got {dim}")))?,
@@ -56,10 +52,36 @@ pub(crate) fn read_spec(
         optimizer: read_optimizer(optimizer)?,
         initializer: read_initializer(initializer)?,
         staleness,
-        ids,
+        ids: read_ids(py, dense_rows)?,
         eviction: eviction.map(read_eviction).transpose()?,
         admission: admission.map(read_admission).transpose()?,
     })
+}
+
+/// Number of ids, eviction and admission of one table, as `Store.open` gets them.
+pub(crate) type NewRules<'py> = (String, Option<i64>, Option<Bound<'py, PyDict>>, Option<Bound<'py, PyDict>>);
+
+/// Convert the argument `alter` of `Store.open`.
+pub(crate) fn read_changes(
+    py: Python<'_>,
+    rules: Vec<NewRules<'_>>,
+) -> PyResult<BTreeMap<String, TableChange>> {
+    let change = |(name, rows, eviction, admission): NewRules<'_>| {
+        let change = TableChange {
+            ids: read_ids(py, rows)?,
+            eviction: eviction.as_ref().map(read_eviction).transpose()?,
+            admission: admission.as_ref().map(read_admission).transpose()?,
+        };
+        Ok((name, change))
+    };
+    rules.into_iter().map(change).collect()
+}
+
+fn read_ids(py: Python<'_>, dense_rows: Option<i64>) -> PyResult<IdRange> {
+    let Some(rows) = dense_rows else { return Ok(IdRange::Sparse) };
+    let rows =
+        u64::try_from(rows).map_err(|_| invalid(py, format!("num_rows must be positive, got {rows}")))?;
+    Ok(IdRange::Dense { rows })
 }
 
 fn read_eviction(spec: &Bound<'_, PyDict>) -> PyResult<Eviction> {

@@ -16,7 +16,7 @@ use crate::buffers::{
 use crate::changes::Changes;
 use crate::errors::{invalid, raised, remote_raised};
 use crate::interrupt::interruptible;
-use crate::spec::read_spec;
+use crate::spec::{NewRules, read_changes, read_spec};
 use crate::stats::{checkpoint_dict, push_dict, stats_dict};
 use crate::table::{Table, destination};
 use crate::ticket::Ticket;
@@ -35,7 +35,7 @@ type Rows<'py> = (Bound<'py, PyByteArray>, Bound<'py, PyByteArray>);
 #[pymethods]
 impl Store {
     #[staticmethod]
-    #[pyo3(signature = (path, *, memory, row_memory, threads, seed, wait_deadline_s, create, read_only, at, version, history, feed_bytes, feed_interval_s, feed_waiting, io))]
+    #[pyo3(signature = (path, *, memory, row_memory, threads, seed, wait_deadline_s, create, read_only, at, version, history, feed_bytes, feed_interval_s, feed_waiting, io, alter))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of one Python call")]
     fn open(
         py: Python<'_>,
@@ -54,6 +54,7 @@ impl Store {
         feed_interval_s: f64,
         feed_waiting: u64,
         io: &str,
+        alter: Vec<NewRules<'_>>,
     ) -> PyResult<Self> {
         let wait_deadline = Duration::try_from_secs_f64(wait_deadline_s).map_err(|error| {
             invalid(
@@ -85,6 +86,7 @@ impl Store {
             history,
             feed: feed_bytes.map(|bytes| FeedOptions { bytes, interval, waiting: feed_waiting }),
             io,
+            alter: read_changes(py, alter)?,
             ..StoreOptions::default()
         };
         let store =

@@ -70,7 +70,7 @@ pub use group::Ticket;
 pub use lookahead::Destination;
 pub use lookup::{Lookup, Pooled};
 pub use metrics::{GroupStats, Metric, MetricKind, MetricUnit, MetricValue, Stats, TableStats};
-pub use options::{Background, FeedOptions, StoreOptions};
+pub use options::{Background, FeedOptions, StoreOptions, TableChange};
 pub use replication::{
     ChangedRows, ChangedTable, Changes, CheckpointPart, FILES_ATTACHMENT, Keeper, PartReader,
     PinnedCheckpoint, Replayed, Share, WeightsSource, WeightsTarget, copy_weights,

@@ -1,9 +1,11 @@
 //! Options for opening a store.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rowmill_io::IoChoice;
 use rowmill_log::ROW_NUMBERS;
+use rowmill_rows::{Admission, Eviction, IdRange};
 
 use crate::error::StoreError;
 
@@ -47,6 +49,9 @@ pub struct StoreOptions {
     pub history: u64,
     /// Publish changes for other processes. `None`: no feed.
     pub feed: Option<FeedOptions>,
+    /// New rules and ranges of ids of existing tables, by name. Durable with the next checkpoint. Names without a table
+    /// are skipped.
+    pub alter: BTreeMap<String, TableChange>,
     /// How devices are read.
     pub io: IoChoice,
     /// Expert: whether threads or calls write segments, clean them and look ahead.
@@ -72,6 +77,7 @@ impl Default for StoreOptions {
             version: None,
             history: 64 << 20,
             feed: None,
+            alter: BTreeMap::new(),
             io: IoChoice::Auto,
             background: Background::Threads,
             row_places: ROW_NUMBERS,
@@ -117,6 +123,18 @@ impl StoreOptions {
         }
         Ok(())
     }
+}
+
+/// What may change of a table with rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TableChange {
+    /// As before, or a longer range.
+    pub ids: IdRange,
+    /// Another rule, or none. Rows have a stamp or not as before: a rule that needs stamps cannot follow one that does
+    /// not, or none, and the reverse.
+    pub eviction: Option<Eviction>,
+    /// Another rule, or none. A sketch of another size starts to count from zero.
+    pub admission: Option<Admission>,
 }
 
 /// How a store publishes its changes.

@@ -214,7 +214,9 @@ def load_config(
                 f"{name} = {values!r}, but {name} is a section: write [{name}] and its keys below it"
             )
     for name, values in (saved or {}).items():
-        content[name] = {**values, **content.get(name, {})}
+        given = content.get(name, {})
+        # The parameters of a rule do not fit another one.
+        content[name] = given if name == "eviction" and "rule" in given else {**values, **given}
     for (section, key), value in (flags or {}).items():
         content.setdefault(section, {})[key] = value
     for task, usual in USUAL_MODELS.items():

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from rowmill.ctr.rows import new_tables, pooled_dtype, stored_features
+from rowmill.ctr.rows import new_tables, pooled_dtype, stored_features, table_sizes
 from rowmill.distributed import Checkpoint, Pipeline, ShardedCollection
 from rowmill.nn.ragged import RaggedBatch
 from rowmill.train.backend import device_name
 from rowmill.train.folder import ranks_folder
 from rowmill.train.out import remember_begun
-from rowmill.train.rows import RowCounters, StoredRows
+from rowmill.train.rows import RowCounters, StoredRows, table_rules
 from rowmill.train.run_files import read_run_file
 from rowmill.train.state import check_goes_on, files_of
 
@@ -209,6 +209,7 @@ def open_ranked_rows(
         memory=config.store.memory,
         row_memory=config.store.row_memory,
         threads=threads,
+        alter=table_rules(config, table_sizes(source.schema, way)),
     )
     with closing(store):
         if checkpoint.position is not None:

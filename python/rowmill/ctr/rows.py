@@ -146,19 +146,24 @@ def stored_rows(
     console: Console,
 ) -> Generator[StoredClickRows]:
     """The store of a run, with one table per id feature."""
-    with open_rows(config, threads=threads, identity=identity) as store:
+    sizes = table_sizes(source.schema, way)
+    with open_rows(config, threads=threads, identity=identity, sizes=sizes) as store:
         tables = new_tables(store, config, source, way)
         columns = Columns.of(source.schema, way)
         yield StoredClickRows(store, tables, columns, console, pooled_dtype(config))
 
 
+def table_sizes(schema: Schema, way: IdWay) -> dict[str, int | None]:
+    """The name of the table of each id feature, and its number of ids; None: any 64-bit id."""
+    sizes = way.rows(len(schema.ids)) or [None] * len(schema.ids)
+    return dict(zip(schema.ids, sizes, strict=True))
+
+
 def new_tables(store: Store, config: Config, source: Source, way: IdWay) -> list[Table]:
     """One table per id feature."""
-    names = source.schema.ids
-    sizes = way.rows(len(names)) or [None] * len(names)
     return [
         new_table(store, config, name, dim=config.model.dim, num_rows=size)
-        for name, size in zip(names, sizes, strict=True)
+        for name, size in table_sizes(source.schema, way).items()
     ]
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -84,20 +85,20 @@ class Log:
             )
             identity = click_identity(config, source, train_rows=0, vocabulary=None)
             return cls(source, way, 0, None, unknown_data(identity))
-        if config.train.continues and config.data.ids == "vocabulary":
-            raise ConfigError(
-                f"cannot continue: the run in {config.train.out} has data.ids = 'vocabulary', which was fitted to its first "
-                "data; start a new run with another --out, and with --ids full or hash"
-            )
         source, sequences = _open_data(config, console)
         train_rows = _train_rows(config, source, sequences)
-        way = id_way(
-            config.data.ids,
-            source,
-            train_rows=train_rows,
-            buckets=config.data.buckets,
-            min_count=config.data.min_count,
-        )
+        min_count = config.data.min_count
+        if config.train.continues and config.data.ids == "vocabulary":
+            way = _saved_vocabulary(config, source.schema)
+            way = way.grown(source, rows=train_rows, min_count=min_count)
+        else:
+            way = id_way(
+                config.data.ids,
+                source,
+                train_rows=train_rows,
+                buckets=config.data.buckets,
+                min_count=min_count,
+            )
         identity = click_identity(
             config, source, train_rows=train_rows, vocabulary=way.fingerprint()
         )
@@ -288,6 +289,19 @@ def _schema(config: Config, sequences: Sequences | None) -> Schema:
     if config.train.continues:
         return schema_from(saved_file(config.train.out, "schema"))
     return CRITEO
+
+
+def _saved_vocabulary(config: Config, schema: Schema) -> Vocabulary:
+    """The vocabulary of the run that is continued."""
+    try:
+        values = saved_file(config.train.out, "vocabulary")
+    except KeyError:
+        raise ConfigError(
+            f"cannot continue: data.ids is 'vocabulary', but the run in {config.train.out} has none: drop --ids"
+        ) from None
+    return Vocabulary(
+        tuple(np.array(known, np.int64) for known in values), tuple(schema.id_features)
+    )
 
 
 def _train_rows(config: Config, source: Source, sequences: Sequences | None) -> int:

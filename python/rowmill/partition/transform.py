@@ -19,7 +19,7 @@ missing value. `per` is `user` for columns that a ranking request gives once, `i
 - `full`: the row id is the raw id.
 - `hash`: mix(raw ^ mix(f + 1)) modulo `buckets`, all unsigned, f the position in `ids`; a missing value is `buckets`. mix is
   `rowmill.ctr.data.features.mix64`.
-- `vocabulary`: 2 + the position of the raw id in `values[f]`, which is sorted; 0 for an unknown, 1 for a missing value.
+- `vocabulary`: 2 + the position of the raw id in `values[f]`, which is sorted unless it has grown; 0 for an unknown, 1 for a missing value.
 """
 
 from __future__ import annotations

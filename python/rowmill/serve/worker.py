@@ -180,6 +180,7 @@ def _open_rows(bundle: BundleFiles, settings: ServeSettings) -> Any:
         feed_interval_s=0.1,
         feed_waiting=0,
         io="auto",
+        alter=[],
     )
     return _Rows(core)
 

@@ -6,7 +6,14 @@ from rowmill._lazy import lazy
 
 if TYPE_CHECKING:
     from rowmill.store.changes import ChangedRows, ChangedTable, Changes
-    from rowmill.store.eviction import TTL, LeastFrequent, LowestNorm, LowestScore, MinCount
+    from rowmill.store.eviction import (
+        TTL,
+        LeastFrequent,
+        LowestNorm,
+        LowestScore,
+        MinCount,
+        TableRules,
+    )
     from rowmill.store.feed import (
         ChangeFeed,
         FeedCheckpoint,
@@ -36,6 +43,7 @@ __all__ = [
     "MinCount",
     "Store",
     "Table",
+    "TableRules",
     "Ticket",
     "checkpoints",
     "open",
@@ -46,7 +54,7 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "changes": ("ChangedRows", "ChangedTable", "Changes"),
-        "eviction": ("TTL", "LeastFrequent", "LowestNorm", "LowestScore", "MinCount"),
+        "eviction": ("TTL", "LeastFrequent", "LowestNorm", "LowestScore", "MinCount", "TableRules"),
         "feed": (
             "ChangeFeed",
             "FeedCheckpoint",

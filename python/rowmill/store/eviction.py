@@ -94,6 +94,21 @@ Eviction = TTL | LeastFrequent | LowestScore | LowestNorm
 Admission = MinCount
 
 
+@dataclass(frozen=True, kw_only=True)
+class TableRules:
+    """What may change of a table with rows, for `rowmill.open(..., alter=)`.
+
+    Args:
+        num_rows: Ids are in [0, num_rows): as before, or more. None for a table that takes any 64-bit id.
+        eviction: Rule by which rows are deleted; None: only `delete` deletes rows.
+        admission: Rule by which ids get a row; None: every id that training reads. Counts stay if `bytes` stays.
+    """
+
+    num_rows: int | None = None
+    eviction: Eviction | None = None
+    admission: Admission | None = None
+
+
 def eviction_to_dict(eviction: Eviction | None) -> dict[str, Any] | None:
     """Convert an eviction to the dict that the binding takes; raise `InvalidInput` if it is invalid."""
     match eviction:

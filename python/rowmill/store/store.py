@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rowmill.init import Initializer
     from rowmill.optim.specs import OptimizerSpec
-    from rowmill.store.eviction import Admission, Eviction
+    from rowmill.store.eviction import Admission, Eviction, TableRules
     from rowmill.store.versions import NewVersion
 
 
@@ -52,6 +52,7 @@ def open(
     feed_waiting: int | str = "64MiB",
     io: str = "auto",
     access: str | os.PathLike[str] | None = None,
+    alter: Mapping[str, TableRules] | None = None,
 ) -> Store:
     """Open a store, or create one; or open the rows of a storage node.
 
@@ -87,6 +88,9 @@ def open(
         io: "auto" (io_uring where the system allows it) or "pread".
         access: For a storage node: TOML file with the name of this host (`nqn`) and the files of its key (`key_file`) and
             of the node's (`controller_key_file`). None: the name in `/etc/nvme/hostnqn`, or a new one, without keys.
+        alter: New rules and ranges of ids of existing tables, by name; names without a table are skipped. The next
+            checkpoint makes them durable. Raises `SpecMismatch` for fewer ids, and for an eviction rule that needs rows
+            with a stamp (`TTL`, `LeastFrequent`, `LowestScore`) in a table without one, or the reverse.
 
     Examples:
         >>> import tempfile, rowmill
@@ -126,6 +130,15 @@ def open(
         feed_interval_s=feed_interval_s,
         feed_waiting=parse_size(feed_waiting, name="feed_waiting"),
         io=io,
+        alter=[
+            (
+                name,
+                None if rules.num_rows is None else check_int(rules.num_rows, "num_rows", 0, 2**63),
+                eviction_to_dict(rules.eviction),
+                admission_to_dict(rules.admission),
+            )
+            for name, rules in (alter or {}).items()
+        ],
     )
     return Store(core, str(path_or_uri), memory, chosen=at is not None)
 

@@ -20,9 +20,11 @@ DATA_ROWS = "data rows"
 TRAIN_ROWS = "train rows"
 CHECKSUM = "checksum of the first rows"
 
-_DATA = frozenset({DATA_ROWS, TRAIN_ROWS, CHECKSUM})
+_DATA = frozenset({DATA_ROWS, TRAIN_ROWS, CHECKSUM, "vocabulary"})
 _RATES_AND_POLICIES = frozenset(
     {
+        "eviction",
+        "admission",
         "rows.lr",
         "train.dense_lr",
         "train.dense_decay_from",

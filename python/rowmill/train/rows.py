@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import rowmill
 from rowmill.config.setting import ConfigError
 from rowmill.optim.specs import optimizer_from_dict
-from rowmill.store.eviction import TTL, LeastFrequent, LowestNorm, MinCount
+from rowmill.store.eviction import TTL, LeastFrequent, LowestNorm, MinCount, TableRules
 from rowmill.train.folder import check_is_of_a_run, make_out, store_folder
 from rowmill.train.in_flight import StepsInFlight
 from rowmill.train.run_files import FILES_ATTACHMENT, read_run_file
 from rowmill.train.state import ATTACHMENT, check_goes_on, described_in, files_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from rich.console import Console
 
@@ -184,8 +184,17 @@ class StoredRows:
 
 
 @contextmanager
-def open_rows(config: Config, *, threads: int, identity: dict[str, Any]) -> Generator[Store]:
-    """Open the store of a run. To resume, the store must belong to a run with this identity."""
+def open_rows(
+    config: Config,
+    *,
+    threads: int,
+    identity: dict[str, Any],
+    sizes: Mapping[str, int | None] | None = None,
+) -> Generator[Store]:
+    """Open the store of a run. To resume, the store must belong to a run with this identity.
+
+    With `train.continues`, its tables get the rules of the settings, and these `sizes` by name.
+    """
     make_out(config)
     path = store_folder(config)
     store = rowmill.open(
@@ -197,6 +206,7 @@ def open_rows(config: Config, *, threads: int, identity: dict[str, Any]) -> Gene
         feed=config.store.feed,
         feed_interval_s=config.store.feed_interval_s,
         feed_waiting=config.store.feed_waiting,
+        alter=table_rules(config, sizes or {}),
     )
     # The run makes its checkpoints itself: at the end of a block, rows would run ahead of the dense half.
     with closing(store):
@@ -214,6 +224,17 @@ def open_rows(config: Config, *, threads: int, identity: dict[str, Any]) -> Gene
                     continues=config.train.continues,
                 )
         yield store
+
+
+def table_rules(config: Config, sizes: Mapping[str, int | None]) -> dict[str, TableRules] | None:
+    """What changes of the tables with these numbers of ids, by name, if a run is continued."""
+    if not config.train.continues:
+        return None
+    eviction, admission = row_eviction(config.eviction), row_admission(config.admission)
+    return {
+        name: TableRules(num_rows=size, eviction=eviction, admission=admission)
+        for name, size in sizes.items()
+    }
 
 
 def new_table(

@@ -160,3 +160,18 @@ def test_transform_keeps_labels_and_maps_ids_and_counts() -> None:
     block = transform(raw, FullIds())
     assert block.labels.tolist() == [1.0]
     np.testing.assert_allclose(block.dense, [[1.0]], rtol=1e-6)
+
+
+def test_a_grown_vocabulary_keeps_its_ids_and_appends_new_ones() -> None:
+    first = fit_vocabulary(source([7, 7, 3, 3, 9]), rows=5, min_count=2)
+    grown = first.grown(source([1, 1, 9, 9, 7, 5]), rows=6, min_count=2)
+    asked = np.array([[3, 0], [7, 0], [1, 0], [9, 0], [5, 0], [MISSING_ID, 0]])
+    assert grown.apply(asked)[:, 0].tolist() == [2, 3, 4, 5, OOV_ID, MISSING_VOCABULARY_ID]
+    assert first.apply(asked)[:4, 0].tolist() == [2, 3, OOV_ID, OOV_ID]
+    rows, grown_rows = first.rows(2), grown.rows(2)
+    assert rows is not None
+    assert grown_rows is not None
+    assert (rows[0], grown_rows[0]) == (4, 6)
+    # The same data adds nothing.
+    again = grown.grown(source([1, 1, 9, 9, 7, 5]), rows=6, min_count=2)
+    assert again.fingerprint() == grown.fingerprint() != first.fingerprint()

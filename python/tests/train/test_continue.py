@@ -17,6 +17,7 @@ from python.tests.train.parts import split
 from python.tests.train.runs import scalars
 from rowmill.cli import main
 from rowmill.ctr.settings import GenerateConfig
+from rowmill.train.saved_files import saved_file
 from rowmill.train.state import ATTACHMENT, RunState, unpacked
 
 if TYPE_CHECKING:
@@ -236,3 +237,54 @@ def test_the_dense_optimizer_goes_on(
     assert packed is not None
     steps = unpacked(packed)["optimizer"]["state"][0]["step"]
     assert torch.equal(steps, torch.tensor(20.0))
+
+
+def test_a_vocabulary_grows_at_its_end(days: list[str], command: Callable[..., str]) -> None:
+    command("--data", days[0], "--out", "run", "--ids", "vocabulary", "--min-count", "9", *FLAGS)
+    before: list[list[int]] = saved_file(Path("run"), "vocabulary")
+    command("--continue", "run", "--data", days[1])
+    after: list[list[int]] = saved_file(Path("run"), "vocabulary")
+    assert all(new[: len(old)] == old for old, new in zip(before, after, strict=True))
+    assert all(len(set(new)) == len(new) for new in after)
+    grown = {f"C{n}": len(new) + 2 for n, new in enumerate(after, 1)}
+    assert sum(map(len, after)) > sum(map(len, before)) + 26
+    with rowmill.open("run/store", read_only=True) as store:
+        assert {name: store.open_table(name).num_rows for name in grown} == grown
+        # A new value has a row that was trained.
+        trained = store.open_table("C1")
+        last = torch.tensor([grown["C1"] - 1])
+        assert trained.contains(last).all()
+    check_whole(Path("run/store"))
+    again = command("--continue", "run", "--data", days[1])
+    assert "Nothing to do: the run is complete" in again
+    assert main(["predict", "run", "--data", days[2], "--out", "scores.parquet"]) == 0
+
+
+def test_eviction_and_admission_may_change(
+    days: list[str], command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, rules in {
+        "first": '[eviction]\nrule = "ttl"\nsteps = 5\nevery = 4',
+        "second": '[eviction]\nrule = "least_frequent"\nmax_rows = 30\nevery = 4\n[admission]\nmin_count = 2',
+        "third": '[eviction]\nrule = "none"\n[admission]\nmin_count = 2',
+    }.items():
+        Path(f"{name}.toml").write_text(rules)
+    command("--data", days[0], "--out", "run", "--config", "first.toml", *FLAGS)
+    second = ("--continue", "run", "--data", days[1], "--config", "second.toml")
+    with cut_off(11, monkeypatch):
+        command(*second, "--checkpoint-every", "100")
+    # Before the first checkpoint of the new part, the tables are as they were.
+    with rowmill.open("run/store", read_only=True) as store:
+        assert store.open_table("C1").eviction == rowmill.TTL(steps=5, every=4)
+    command(*second)
+    with rowmill.open("run/store", read_only=True) as store:
+        for name in store.table_names():
+            table = store.open_table(name)
+            assert table.eviction == rowmill.LeastFrequent(max_rows=30, every=4)
+            assert table.admission == rowmill.MinCount(2, bytes=1 << 20)
+            assert len(table) < 100
+    before = contents(Path("run"))
+    says = command("--continue", "run", "--data", days[2], "--config", "third.toml", code=2)
+    assert "eviction" in says
+    assert contents(Path("run")) == before
+    check_whole(Path("run/store"))

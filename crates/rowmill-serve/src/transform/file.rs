@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::row_id::RowIds;
+use super::row_id::{Known, RowIds};
 use crate::{Failure, Per, Status};
 
 #[derive(Debug, Deserialize)]
@@ -93,17 +93,16 @@ impl Way {
             }
             ("hash", buckets, _) => wrong(format!("needs buckets from 1 to 2^63 - 1, got {buckets:?}")),
             ("vocabulary", _, Some(values)) if values.len() == ids.len() => {
-                for (column, known) in ids.iter().zip(&values) {
-                    if let Some(at) = known.windows(2).position(|pair| pair[0] >= pair[1]) {
-                        return wrong(format!(
-                            "has values of {:?} that are not sorted: {} follows {}",
-                            column.name,
-                            known[at + 1],
-                            known[at]
-                        ));
+                let mut known = Vec::with_capacity(values.len());
+                for (column, values) in ids.iter().zip(values) {
+                    match Known::new(values) {
+                        Ok(of_column) => known.push(of_column),
+                        Err(value) => {
+                            return wrong(format!("has the value {value} of {:?} twice", column.name));
+                        }
                     }
                 }
-                Ok(RowIds::Vocabulary(values))
+                Ok(RowIds::Vocabulary(known))
             }
             ("vocabulary", _, values) => wrong(format!(
                 "needs values of {} columns of ids, got those of {}",

@@ -12,8 +12,40 @@ pub(super) enum RowIds {
     Full,
     /// A hash modulo this number.
     Hash(u64),
-    /// The sorted values of each feature.
-    Vocabulary(Vec<Box<[i64]>>),
+    /// The known values of each feature.
+    Vocabulary(Vec<Known>),
+}
+
+/// The values of a feature that have rows.
+#[derive(Debug)]
+pub(super) struct Known {
+    sorted: Box<[i64]>,
+    /// The position of each of them in the vocabulary. None: the same, as long as the vocabulary has not grown.
+    positions: Option<Box<[u32]>>,
+}
+
+impl Known {
+    /// From values in the order of their rows.
+    ///
+    /// # Errors
+    /// A value that occurs twice.
+    pub(super) fn new(values: Box<[i64]>) -> Result<Self, i64> {
+        if values.is_sorted_by(|one, next| one < next) {
+            return Ok(Self { sorted: values, positions: None });
+        }
+        let mut positions: Box<[u32]> = (0..values.len() as u32).collect();
+        positions.sort_unstable_by_key(|&at| values[at as usize]);
+        let sorted: Box<[i64]> = positions.iter().map(|&at| values[at as usize]).collect();
+        match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(pair[0]),
+            None => Ok(Self { sorted, positions: Some(positions) }),
+        }
+    }
+
+    fn position(&self, value: i64) -> Option<i64> {
+        let at = self.sorted.binary_search(&value).ok()?;
+        Some(self.positions.as_ref().map_or(at as i64, |positions| i64::from(positions[at])))
+    }
 }
 
 impl RowIds {
@@ -34,9 +66,9 @@ impl RowIds {
                 let salt = mix64(feature as u64 + 1);
                 (mix64(raw.cast_unsigned() ^ salt) % buckets).cast_signed()
             }
-            Self::Vocabulary(values) => values[feature]
-                .binary_search(&raw)
-                .map_or(OUT_OF_VOCABULARY, |at| at as i64 + FIRST_IN_VOCABULARY),
+            Self::Vocabulary(known) => {
+                known[feature].position(raw).map_or(OUT_OF_VOCABULARY, |at| at + FIRST_IN_VOCABULARY)
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 //! A checkpoint is atomic and may be prepared first and committed later. Opening loads the index of the
 //! chosen checkpoint. Versions are earlier checkpoints that are kept. `fsck` reads every block of a store and repairs it by keeping all intact rows.
 
+mod alter;
 mod checkpoint;
 mod fsck;
 mod loading;

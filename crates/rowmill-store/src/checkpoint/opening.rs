@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use rowmill_io::{DeviceError, DirectoryVolume, Process, ProcessLocal, Volume};
 use rowmill_sync::{Mutex, Poison, Pool, RwLock};
 
+use super::alter::alter;
 use super::prepared::settle;
 use super::versions::find_version;
 use crate::background;
@@ -103,14 +104,15 @@ impl Store {
     /// Open the store at a checkpoint without locking the volume.
     pub(crate) fn open_at(
         volume: &Arc<dyn Volume>,
-        manifest: Option<Manifest>,
+        mut manifest: Option<Manifest>,
         mut options: StoreOptions,
     ) -> Result<Arc<Self>, StoreError> {
         let volume = Arc::clone(volume);
         if manifest.is_none() && (!options.create || options.read_only) {
             return Err(StoreError::Missing { location: volume.location() });
         }
-        if let Some(manifest) = &manifest {
+        if let Some(manifest) = &mut manifest {
+            alter(manifest, &options.alter)?;
             // Rows created later must get the same initial values as before.
             options.seed = manifest.seed;
         }

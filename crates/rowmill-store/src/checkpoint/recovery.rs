@@ -117,7 +117,8 @@ impl Store {
             // A repair could not keep it: counting starts again from zero.
             return Ok(());
         };
-        if sketch.lock().restore(files::load_attachment(&*self.volume, entry)?) {
+        let restored = sketch.lock().restore(files::load_attachment(&*self.volume, entry)?);
+        if restored || self.options.alter.contains_key(&table.name) {
             return Ok(());
         }
         let what = format!("{} does not have the size of the sketch of table {:?}", entry.file, table.name);

@@ -17,5 +17,5 @@ pub use request_queue::QueuedGet;
 pub use saved::CheckpointInfo;
 pub(crate) use saved::{KeptVersion, Saved, Written};
 pub use store::Store;
-pub(crate) use store::log_name;
+pub(crate) use store::{check_spec, log_name};
 pub use table::Table;

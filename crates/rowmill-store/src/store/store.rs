@@ -527,7 +527,8 @@ pub(crate) fn segment_bytes(row_bytes: u64) -> usize {
     if wanted.is_power_of_two() { wanted as usize } else { wanted.next_power_of_two() as usize / 2 }
 }
 
-fn check_spec(table: &str, stored: &TableSpec, given: &TableSpec) -> Result<(), StoreError> {
+/// Check that a table has the given spec, apart from learning rate and staleness bound.
+pub(crate) fn check_spec(table: &str, stored: &TableSpec, given: &TableSpec) -> Result<(), StoreError> {
     let mismatch = |field, stored: String, given: String| {
         Err(StoreError::SpecMismatch { table: table.to_owned(), field, stored, given })
     };

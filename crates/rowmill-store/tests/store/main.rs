@@ -7,6 +7,7 @@
 mod common;
 
 mod admission;
+mod altered;
 mod basics;
 mod bf16;
 mod bounds;

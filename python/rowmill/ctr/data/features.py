@@ -12,6 +12,7 @@ become 0.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 from zlib import crc32
 
@@ -103,21 +104,43 @@ class HashedIds:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The sorted values of each feature that occur often enough; ``features`` as in `HashedIds`."""
+    """The values of each feature that occur often enough, in the order of their ids; ``features`` as in `HashedIds`.
+
+    Values that are known from the start are sorted. Those of later data follow them.
+    """
 
     values: tuple[NDArray[np.int64], ...]
     features: tuple[int, ...] | None = None
     missing = MISSING_VOCABULARY_ID
+
+    @cached_property
+    def _sorted(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Per feature, the values sorted, and their ids."""
+        orders = [np.argsort(known, kind="stable") for known in self.values]
+        return [
+            (known[order], order + _KNOWN_FROM)
+            for known, order in zip(self.values, orders, strict=True)
+        ]
+
+    def grown(self, source: Source, *, rows: int, min_count: int) -> "Vocabulary":
+        """This vocabulary with the values at its end that occur often enough in the first ``rows`` rows and have no id."""
+        counted = _counted(source, rows)
+        new = [
+            values[(counts >= min_count) & (values != MISSING_ID) & ~np.isin(values, known)]
+            for known, (values, counts) in zip(self.values, counted, strict=True)
+        ]
+        joined = zip(self.values, new, strict=True)
+        return Vocabulary(tuple(map(np.concatenate, joined)), self.features)
 
     def apply(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Row ids of raw ids."""
         out = np.empty_like(ids)
         features = range(ids.shape[1]) if self.features is None else self.features
         for column, feature in enumerate(features):
-            raw, known = ids[:, column], self.values[feature]
+            raw, (known, known_ids) = ids[:, column], self._sorted[feature]
             if len(known):
                 place = np.minimum(np.searchsorted(known, raw), len(known) - 1)
-                out[:, column] = np.where(known[place] == raw, place + _KNOWN_FROM, OOV_ID)
+                out[:, column] = np.where(known[place] == raw, known_ids[place], OOV_ID)
             else:
                 out[:, column] = OOV_ID
         out[ids == MISSING_ID] = MISSING_VOCABULARY_ID
@@ -141,6 +164,13 @@ def fit_vocabulary(source: Source, *, rows: int, min_count: int) -> Vocabulary:
     Ids in a history occur as single ids of earlier rows, so they are counted there. Memory grows with the number of
     distinct values, not of rows.
     """
+    nothing = tuple(np.empty(0, np.int64) for _ in source.schema.ids)
+    features = tuple(source.schema.id_features)
+    return Vocabulary(nothing, features).grown(source, rows=rows, min_count=min_count)
+
+
+def _counted(source: Source, rows: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Per feature, the sorted distinct values of the first rows, and their numbers of occurrences."""
     features = len(source.schema.ids)
     counted = [(np.empty(0, np.int64), np.empty(0, np.int64)) for _ in range(features)]
     for block in source.blocks(0, rows):
@@ -152,8 +182,7 @@ def fit_vocabulary(source: Source, *, rows: int, min_count: int) -> Vocabulary:
                 place, weights=np.concatenate([counts, fresh_counts]), minlength=len(merged)
             )
             counted[feature] = (merged, total.astype(np.int64))
-    known = tuple(v[(c >= min_count) & (v != MISSING_ID)] for v, c in counted)
-    return Vocabulary(known, tuple(source.schema.id_features))
+    return counted
 
 
 def id_way(name: str, source: Source, *, train_rows: int, buckets: int, min_count: int) -> IdWay:
