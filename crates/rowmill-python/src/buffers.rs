@@ -1,6 +1,6 @@
 //! Python buffers as slices. Each argument is checked once; errors name it.
 
-use pyo3::buffer::{Element, PyBuffer};
+use pyo3::buffer::{Element, PyBuffer, PyUntypedBuffer};
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 use rowmill_kernels::Float;
@@ -8,28 +8,43 @@ use rowmill_store::Pooled;
 
 use crate::errors::invalid;
 
-/// A contiguous buffer of `T`, borrowed for one call.
-pub(crate) struct Buffer<T: Element>(PyBuffer<T>);
+/// A contiguous buffer of `T`, borrowed for one call; `None` if it has no items.
+///
+/// An array without items may lie at any address, such as that of an empty `bytes`, which `PyBuffer` would refuse.
+pub(crate) struct Buffer<T: Element>(Option<PyBuffer<T>>);
 
 impl<T: Element> Buffer<T> {
     /// Borrow an argument's buffer for reading. `name` and `dtype` are for errors.
     pub(crate) fn read(argument: &Bound<'_, PyAny>, name: &str, dtype: &str) -> PyResult<Self> {
         let wrong =
             |what: String| invalid(argument.py(), format!("{name} must be {what}, got {}", kind(argument)));
-        let buffer = PyBuffer::<T>::get(argument).map_err(|_| wrong(format!("an array of {dtype}")))?;
+        let buffer = PyUntypedBuffer::get(argument).map_err(|_| wrong(format!("an array of {dtype}")))?;
+        if !holds::<T>(&buffer) {
+            return Err(wrong(format!("an array of {dtype}")));
+        }
+        if buffer.item_count() == 0 {
+            return Ok(Self(None));
+        }
         if !buffer.is_c_contiguous() {
             return Err(invalid(
                 argument.py(),
                 format!("{name} must be contiguous: make a contiguous copy first"),
             ));
         }
-        Ok(Self(buffer))
+        let aligned = buffer.into_typed().map_err(|_| {
+            let bytes = align_of::<T>();
+            invalid(
+                argument.py(),
+                format!("{name} must begin at a multiple of {bytes} bytes: make a copy first"),
+            )
+        })?;
+        Ok(Self(Some(aligned)))
     }
 
     /// Borrow an argument's buffer for writing; it must not be read-only.
     pub(crate) fn write(argument: &Bound<'_, PyAny>, name: &str, dtype: &str) -> PyResult<Self> {
         let buffer = Self::read(argument, name, dtype)?;
-        if buffer.0.readonly() {
+        if buffer.0.as_ref().is_some_and(|buffer| buffer.readonly()) {
             return Err(invalid(argument.py(), format!("{name} must be writable, got a read-only array")));
         }
         Ok(buffer)
@@ -37,21 +52,17 @@ impl<T: Element> Buffer<T> {
 
     /// The items to read.
     pub(crate) fn slice(&self) -> &[T] {
-        if self.0.item_count() == 0 {
-            return &[];
-        }
+        let Some(buffer) = &self.0 else { return &[] };
         // SAFETY: the buffer is contiguous and holds `item_count` aligned items of type `T` (checked by
         // `PyBuffer`), and stays in place while `self` lives. No thread writes it meanwhile (module docs).
-        unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), self.0.item_count()) }
+        unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast(), buffer.item_count()) }
     }
 
     /// The items to write; the buffer must come from [`Buffer::write`].
     fn slice_mut(&mut self) -> &mut [T] {
-        if self.0.item_count() == 0 {
-            return &mut [];
-        }
+        let Some(buffer) = &self.0 else { return &mut [] };
         // SAFETY: as in `slice`; the buffer is writable, and no other thread uses it meanwhile (module docs).
-        unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), self.0.item_count()) }
+        unsafe { std::slice::from_raw_parts_mut(buffer.buf_ptr().cast(), buffer.item_count()) }
     }
 }
 
@@ -197,7 +208,12 @@ impl FloatArray for i16 {
 
 /// Whether an array has dtype int16, which holds the bits of bfloat16.
 pub(crate) fn is_bf16(argument: &Bound<'_, PyAny>) -> bool {
-    PyBuffer::<i16>::get(argument).is_ok()
+    PyUntypedBuffer::get(argument).is_ok_and(|buffer| holds::<i16>(&buffer))
+}
+
+/// Whether the items of a buffer are of type `T`.
+fn holds<T: Element>(buffer: &PyUntypedBuffer) -> bool {
+    buffer.item_size() == size_of::<T>() && T::is_compatible_format(buffer.format())
 }
 
 /// Ids as a bytearray (int64), which Python may keep and change.

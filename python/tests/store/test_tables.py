@@ -160,6 +160,17 @@ def test_invalid_arguments_are_named_and_change_nothing(
     assert len(table) == 1
 
 
+def test_arrays_may_begin_anywhere_if_they_are_empty_and_else_say_what_to_do(
+    table: rowmill.Table,
+) -> None:
+    # At an odd address, where an empty `bytes` may lie too.
+    ids = np.zeros(9, np.uint8)[1:].view(np.int64)
+    assert not ids.flags.aligned
+    assert table.get(ids[:0]).shape == (0, table.dim)
+    with pytest.raises(InvalidInput, match="ids must begin at a multiple of 8 bytes: make a copy"):
+        table.get(ids)
+
+
 def test_an_id_outside_a_dense_table_is_named(store: rowmill.Store) -> None:
     table = store.table("d", dim=1, optimizer=SGD(lr=1.0), num_rows=10)
     assert table.get([0, 9]).shape == (2, 1)
