@@ -79,7 +79,7 @@ impl Request {
     fn new(rng: &mut Rng64, bags: usize, ids_max: u64) -> Request {
         let names: Vec<&str> = match rng.below(3) {
             0 => vec!["words"; 1 + rng.below(3) as usize],
-            _ => (0..1 + rng.below(5)).map(|_| if rng.one_in(2) { "users" } else { "items" }).collect(),
+            _ => (0..=rng.below(5)).map(|_| if rng.one_in(2) { "users" } else { "items" }).collect(),
         };
         let mut request = Request {
             padding: rng.one_in(3).then(|| rng.below(DENSE_ROWS)),

@@ -24,7 +24,7 @@ struct FixedDevice {
 }
 
 impl FixedDevice {
-    fn new(volume: &MemoryVolume, mib: u64) -> Arc<dyn Device> {
+    fn shared(volume: &MemoryVolume, mib: u64) -> Arc<dyn Device> {
         let inner = volume.device("disk", true).unwrap();
         let bytes = mib * MIB;
         if inner.bytes() < bytes {
@@ -56,7 +56,7 @@ impl Device for FixedDevice {
 }
 
 fn open(local: &MemoryVolume, disk: &MemoryVolume, mib: u64) -> SlicedVolume {
-    SlicedVolume::open(Arc::new(local.clone()), FixedDevice::new(disk, mib)).unwrap()
+    SlicedVolume::open(Arc::new(local.clone()), FixedDevice::shared(disk, mib)).unwrap()
 }
 
 fn read(device: &dyn Device, block: u64) -> Vec<u8> {
@@ -110,6 +110,10 @@ struct Model {
     changed: std::collections::BTreeSet<u64>,
 }
 
+fn blocks(first: u64, count: u64) -> Span {
+    Span { offset: first * BLOCK_BYTES as u64, bytes: count as usize * BLOCK_BYTES }
+}
+
 /// Devices that are made, written, discarded and removed on few slices, and lose the power.
 #[test]
 fn what_was_synced_survives_a_crash_and_slices_are_reused() {
@@ -134,7 +138,8 @@ fn what_was_synced_survives_a_crash_and_slices_are_reused() {
                     if let Ok(device) = volume.device(&name, true) {
                         device.sync().unwrap();
                         let model = models.entry(name).or_default();
-                        (model.synced, model.changed) = (model.now.clone(), Default::default());
+                        model.synced.clone_from(&model.now);
+                        model.changed.clear();
                     }
                 }
                 4 => {
@@ -169,12 +174,7 @@ fn what_was_synced_survives_a_crash_and_slices_are_reused() {
                     let Ok(device) = volume.device(&name, true) else { continue };
                     let model = models.entry(name).or_default();
                     let (first, count) = (rng.below(700), 1 + rng.below(300));
-                    device
-                        .discard(Span {
-                            offset: first * BLOCK_BYTES as u64,
-                            bytes: count as usize * BLOCK_BYTES,
-                        })
-                        .unwrap();
+                    device.discard(blocks(first, count)).unwrap();
                     for block in first..(first + count).min(model.now.len() as u64) {
                         model.now[block as usize] = 0;
                         model.changed.insert(block);
@@ -195,9 +195,7 @@ fn what_was_synced_survives_a_crash_and_slices_are_reused() {
                         Err(DeviceError::Full { .. }) => {
                             full += 1;
                             // A part may be written: make it whole again.
-                            device
-                                .discard(Span { offset: first * BLOCK_BYTES as u64, bytes: content.len() })
-                                .unwrap();
+                            device.discard(blocks(first, count)).unwrap();
                             let end = end.min(model.now.len());
                             model.now[(first as usize).min(end)..end].fill(0);
                         }
@@ -249,7 +247,7 @@ fn folder_and_device_belong_together() {
     let (local, disk) = (MemoryVolume::new(), MemoryVolume::new());
     let volume = open(&local, &disk, 4);
     let refused = |local: &MemoryVolume, disk: &MemoryVolume| {
-        let error = SlicedVolume::open(Arc::new(local.clone()), FixedDevice::new(disk, 4)).unwrap_err();
+        let error = SlicedVolume::open(Arc::new(local.clone()), FixedDevice::shared(disk, 4)).unwrap_err();
         error.to_string()
     };
     assert!(refused(&local, &disk).contains("in use by another process"), "one process at a time");
