@@ -61,6 +61,10 @@ demo: setup ## Set up, then train a model, kill it, resume it, continue it with 
 serve-demo: setup ## Serve the quickstart's model in two processes, send requests over HTTP and gRPC; trains it first if it is missing
 	$(VENV)/bin/python examples/serve_demo.py
 
+.PHONY: storage-demo
+storage-demo: setup ## Train with a storage node that follows, and compare scores with rows of the node and of the run
+	$(VENV)/bin/python examples/storage_demo.py
+
 .PHONY: setup
 setup: $(CORE) ## Install missing tools, build the binding into .venv
 

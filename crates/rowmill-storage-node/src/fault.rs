@@ -23,7 +23,7 @@ impl Fault {
                 Fault { status: Status::UNRECOVERED_READ_ERROR, place: Some(place) }
             }
             StoreError::IdRange { .. } => Status::ID_OUT_OF_RANGE.into(),
-            StoreError::Full { .. } => Status::CAPACITY_EXCEEDED.into(),
+            StoreError::Full { .. } | StoreError::MemoryTooSmall { .. } => Status::CAPACITY_EXCEEDED.into(),
             StoreError::Poisoned { .. } => Status::WRITE_FAULT.into(),
             _ => Status::INTERNAL_ERROR.into(),
         }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import subprocess
 import sys
 import urllib.request
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +20,6 @@ from python.tests.small_disk import small_disk
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-    from pathlib import Path
 
 _SETTINGS = """
 listen = "127.0.0.1:0"
@@ -187,3 +188,22 @@ def test_a_fill_that_finds_the_disk_full_changes_nothing(
             status = _storage("status", url)
             assert "items" in status.stdout, "the tables from before are served"
             assert _storage("fill", run, url).returncode == 0, "the space is free again"
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_equal_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = Path(__file__).parents[3] / "examples/storage_demo.py"
+    spec = importlib.util.spec_from_file_location("storage_demo", program)
+    assert spec is not None
+    assert spec.loader is not None
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "ROWS", 5000)
+    monkeypatch.setattr(demo, "TABLE_ROWS", 2000)
+    demo.demo()  # Raises if bits differ.
+    said = capfd.readouterr().out
+    assert "scores that differ         0 of 5,000\n" in said
+    assert "rows looked up on the node 130,000" in said
