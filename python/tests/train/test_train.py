@@ -41,7 +41,7 @@ def losses(trainer: Trainer, steps: int) -> list[float]:
 
 def fit(trainer: Trainer, out: Path) -> None:
     with RunProgress(
-        quiet(), out / "events", figures=figures_of({"train": {}}), total=1, done=0
+        quiet(), out / "events", figures=figures_of({"train": {}, "data": {}}), total=1, done=0
     ) as progress:
         trainer.fit(progress)
 
