@@ -1,8 +1,9 @@
 """Stock Linux as a host of a storage node: Debian's kernel 6.1 and nvme-cli, in a virtual machine.
 
 What could break: anything that the kernel or nvme-cli does and our own host does not. The guest discovers and connects, with
-digests and without, reads what it is told, writes blocks through all its queues, frees some, and goes on after the node was
-killed. Content is compared by checksums of the guest and of the node's disk. Nothing is simulated but the guest's processor.
+digests and without, reads identify data and logs, writes blocks through all its queues, frees some, and goes on after the
+node was killed. Content is compared by checksums of the guest and of the node's disk. Nothing is simulated but the guest's
+processor.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ struct Driver {
 }
 
 impl Client {
-    /// Connect to the subsystem of a URL. The first attempt is the only one, so that a wrong URL is told at once.
+    /// Connect to the subsystem of a URL. The first attempt is the only one, so that a wrong URL is an error at once.
     ///
     /// # Errors
     ///

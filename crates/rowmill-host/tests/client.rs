@@ -155,7 +155,7 @@ fn a_command_without_an_answer_ends_at_its_deadline() {
     let error = error.unwrap_err();
     assert!(matches!(error, HostError::TimedOut { .. } | HostError::Lost { .. }), "{error}");
     assert!(error.to_string().contains("not connected") && started.elapsed() < PATIENCE, "{error}");
-    // Commands that nothing sends fill the queues; a caller beyond them is told so.
+    // Commands that nothing sends fill the queues; a further caller gets an error.
     let deadline = Instant::now() + Duration::from_millis(300);
     let sent: Vec<_> = (0..64).map(|_| client.submit(read(0), deadline).unwrap()).collect();
     let error = client.submit(read(0), deadline).unwrap_err().to_string();

@@ -140,7 +140,7 @@ fn a_fill_has_all_rows_and_those_that_were_never_written() {
     let report = fill(&[(volume(run.path()), None)], &url(&served), &settings(), None).unwrap();
     assert_eq!((report.tables, report.rows > 1000), (3, true), "{report:?}");
     assert_equal(&served, &tables);
-    // A connected host is told of the new tables.
+    // A connected host gets an event about the new tables.
     let start = Instant::now();
     while before.tables().unwrap().entries().len() != 3 {
         assert!(start.elapsed() < common::PATIENCE);

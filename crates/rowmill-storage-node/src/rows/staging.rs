@@ -16,7 +16,7 @@ const WAITING_MAX: usize = 16;
 /// A result that is not fetched is dropped after this time.
 const LIFETIME: Duration = Duration::from_mins(1);
 
-/// What hosts are told of the limits.
+/// The limits, as hosts read them.
 pub(crate) fn area(bytes_max: u64) -> VendorArea {
     VendorArea::new(FEATURES_MAX, RESULTS_MAX, bytes_max, LIFETIME.as_secs() as u32)
 }
