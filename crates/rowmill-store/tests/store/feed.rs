@@ -8,6 +8,7 @@
 
 use std::io::{Read, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::follower::Follower;
@@ -226,13 +227,19 @@ fn concurrent_updates_do_not_tear_published_rows() {
     let shared: Arc<dyn Volume> = Arc::new(volume.clone());
     let mut reader = FeedReader::at_checkpoint(&shared, 0).unwrap();
     let table = store.table("a", &spec(64, SGD)).unwrap();
-    let mut seen = 0;
+    let seen = AtomicU64::new(0);
     std::thread::scope(|scope| {
+        // The writer goes on until rows were published beside it: on a busy machine 3,000 rounds may
+        // be over before the first publication.
         let writer = scope.spawn(|| {
             let ids: Vec<u64> = (0..ROWS).collect();
-            for round in 0..3000 {
+            let mut round = 0;
+            while round < 3000 || seen.load(Ordering::Relaxed) <= ROWS {
+                assert!(round < 1 << 20, "nothing was published while rows changed");
                 table.put(&ids, &vec![round as f32; 64 * ROWS as usize], None).unwrap();
+                round += 1;
             }
+            (round - 1) as f32
         });
         let mut last = vec![-1.0; ROWS as usize];
         loop {
@@ -244,16 +251,16 @@ fn concurrent_updates_do_not_tear_published_rows() {
                     assert!(row.iter().all(|&weight| weight == row[0]), "row {id} is torn");
                     assert!(row[0] >= last[*id as usize], "row {id} goes back");
                     last[*id as usize] = row[0];
-                    seen += 1;
+                    seen.fetch_add(1, Ordering::Relaxed);
                 }
             }
             if ended {
-                assert!(last.iter().all(|&weight| weight == 2999.0));
-                return;
+                break;
             }
         }
+        let newest = writer.join().unwrap();
+        assert!(last.iter().all(|&weight| weight == newest));
     });
-    assert!(seen > ROWS, "rows were published while they changed");
 }
 
 fn read(volume: &MemoryVolume, name: &str) -> Vec<u8> {
