@@ -27,6 +27,9 @@ type TraceRun struct {
 	// ServiceCrossings is the mean over services of the percentage below different leaves. Every service counts the same
 	// here. Crossings counts pairs, so it depends mostly on the few largest services, which no leaf can hold.
 	ServiceCrossings float64 `json:"service_leaf_crossings_percent"`
+	// Fewest and ServiceFewest are lower bounds of Crossings and ServiceCrossings for any placement of the same instances.
+	Fewest        float64 `json:"fewest_leaf_crossings_percent"`
+	ServiceFewest float64 `json:"service_fewest_leaf_crossings_percent"`
 	// NearSwitch and NearNUMA count instances by the distance between NIC and devices, in percent of those with a NIC share.
 	NearSwitch float64 `json:"same_switch_percent"`
 	NearNUMA   float64 `json:"same_numa_percent"`
@@ -63,17 +66,26 @@ type recorder struct {
 	nodes    int
 	near     [placement.Far + 1]int
 	sampled  float64
-	samples  int
+	samples  []pairSample
 	crossing float64
 	spines   float64
 	each     float64
 	used     float64
+	// mosts is what one leaf can hold; fewest and eachFewest add up the lower bounds of crossings and each.
+	mosts      map[string]leafMost
+	fewest     float64
+	eachFewest float64
 }
+
+// pairSample counts pairs of a CPU and a dense instance of one service at one time: all of them, those below one leaf, and
+// the most that can be below one leaf.
+type pairSample struct{ pairs, same, most int }
 
 // tally counts instances of one service by role, below leaves and spines.
 type tally struct {
 	leaves, spines map[int]*[3]int
 	total          [3]int
+	most           leafMost
 }
 
 type nodeService struct {
@@ -90,7 +102,7 @@ type crowd struct {
 func newRecorder(nodes []placement.Node, jobs []dataset.Lifetime) *recorder {
 	r := &recorder{
 		jobs: jobs, services: map[string]*tally{}, perNode: map[nodeService]*crowd{},
-		onNode: make([]int, len(nodes)), sampled: samplePeriod,
+		onNode: make([]int, len(nodes)), sampled: samplePeriod, mosts: leafMosts(nodes, jobs),
 	}
 	leaves, spines := map[[2]string]int{}, map[string]int{}
 	for i := range nodes {
@@ -118,7 +130,7 @@ func newRecorder(nodes []placement.Node, jobs []dataset.Lifetime) *recorder {
 func (r *recorder) tally(service string) *tally {
 	t := r.services[service]
 	if t == nil {
-		t = &tally{leaves: map[int]*[3]int{}, spines: map[int]*[3]int{}}
+		t = &tally{leaves: map[int]*[3]int{}, spines: map[int]*[3]int{}, most: r.mosts[service]}
 		r.services[service] = t
 		r.inOrder = append(r.inOrder, t)
 	}
@@ -208,29 +220,34 @@ func (r *recorder) released(job int, at spot) {
 // sampleUntil takes all samples that are due before a time.
 func (r *recorder) sampleUntil(now float64) {
 	for ; r.sampled <= now && !math.IsInf(now, 1); r.sampled += samplePeriod {
-		pairs, sameLeaf, sameSpine, split := 0, 0, 0, 0
-		each := 0.0
+		pairs, sameLeaf, sameSpine, together, split := 0, 0, 0, 0, 0
+		each, eachFewest := 0.0, 0.0
 		for _, t := range r.inOrder {
 			of, same := t.total[placement.RoleCPU]*t.total[placement.RoleDense], 0
 			for _, counts := range t.leaves {
 				same += counts[placement.RoleCPU] * counts[placement.RoleDense]
 			}
+			most := t.most.together(t.total[placement.RoleCPU], t.total[placement.RoleDense])
 			if of > 0 {
 				each += 1 - float64(same)/float64(of)
+				eachFewest += 1 - float64(most)/float64(of)
 				split++
 			}
+			together += most
 			pairs += of
 			sameLeaf += same
 			for _, counts := range t.spines {
 				sameSpine += counts[placement.RoleCPU] * counts[placement.RoleDense]
 			}
 		}
-		r.samples++
+		r.samples = append(r.samples, pairSample{pairs, sameLeaf, together})
 		if pairs > 0 {
 			r.crossing += 1 - float64(sameLeaf)/float64(pairs)
 			r.spines += 1 - float64(sameSpine)/float64(pairs)
+			r.fewest += 1 - float64(together)/float64(pairs)
 		}
 		if split > 0 {
+			r.eachFewest += eachFewest / float64(split)
 			r.each += each / float64(split)
 		}
 		r.used += float64(r.nodes)
@@ -244,10 +261,10 @@ func (r *recorder) result() TraceRun {
 	if count := len(r.waits); count > 0 {
 		run.WaitP99, run.WaitMax = r.waits[count*99/100], r.waits[count-1]
 	}
-	if r.samples > 0 {
-		samples := float64(r.samples)
+	if samples := float64(len(r.samples)); samples > 0 {
 		run.Crossings, run.SpineCrossings = 100*r.crossing/samples, 100*r.spines/samples
 		run.ServiceCrossings = 100 * r.each / samples
+		run.Fewest, run.ServiceFewest = 100*r.fewest/samples, 100*r.eachFewest/samples
 		run.NodesMean = r.used / samples
 	}
 	if with := float64(r.near[0] + r.near[1] + r.near[2]); with > 0 {

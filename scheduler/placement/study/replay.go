@@ -19,9 +19,15 @@ var TracePolicies = []string{
 	"rowmill", "rowmill-preferred", "least-allocated", "most-allocated", "best-fit", "fgd", "random",
 }
 
+// leafNodes is the number of nodes below a leaf.
+const leafNodes = 32
+
 // traceNodes returns 8 spines of 16 leaves of 32 nodes.
-func traceNodes() []placement.Node {
-	return clos(8, 16, share{inference128, 21}, share{inference192, 8}, share{training, 3})
+func traceNodes() []placement.Node { return traceNodesBelow(1) }
+
+// traceNodesBelow returns the same nodes below leaves that are larger by a factor, which must divide 16.
+func traceNodesBelow(factor int) []placement.Node {
+	return clos(8, 16/factor, share{inference128, 21 * factor}, share{inference192, 8 * factor}, share{training, 3 * factor})
 }
 
 // Oversubscription is the ratio of NICs below a leaf to its uplink.
@@ -57,8 +63,13 @@ func replay(nodes []placement.Node, jobs []dataset.Lifetime, policy string, seed
 	return run, nil
 }
 
-// runEvents creates and deletes instances; those without room wait in order of arrival.
+// runEvents returns the results of all events.
 func runEvents(nodes []placement.Node, jobs []dataset.Lifetime, with scheduler, rank []int) TraceRun {
+	return recordEvents(nodes, jobs, with, rank).result()
+}
+
+// recordEvents creates and deletes instances; those without room wait in order of arrival.
+func recordEvents(nodes []placement.Node, jobs []dataset.Lifetime, with scheduler, rank []int) *recorder {
 	record := newRecorder(nodes, jobs)
 	at := make([]spot, len(jobs))
 	runs := make([]bool, len(jobs))
@@ -111,7 +122,7 @@ func runEvents(nodes []placement.Node, jobs []dataset.Lifetime, with scheduler, 
 		}
 	}
 	record.run.Unplaced += len(waiting)
-	return record.result()
+	return record
 }
 
 // ranks orders instances created at the same time: services in random order, and each service's instances together in

@@ -168,7 +168,9 @@ type TraceResult struct {
 	// OwnWaitP99 is the 99th percentile of waiting times in the trace itself, in seconds.
 	OwnWaitP99 float64                        `json:"own_wait_s_p99"`
 	Summary    map[string]map[string]Interval `json:"summary"`
-	Runs       []TraceRun                     `json:"runs"`
+	// Limits holds figures that show what bounds the crossings.
+	Limits map[string]map[string]Interval `json:"limits"`
+	Runs   []TraceRun                     `json:"runs"`
 }
 
 // RunTrace runs part (c).
@@ -195,7 +197,9 @@ func RunTrace(data *Data, seeds int) (TraceResult, error) {
 		}
 		result.Summary[fmt.Sprintf("%s %s", runs[0].Form, runs[0].Policy)] = figures
 	}
-	return result, nil
+	var err error
+	result.Limits, err = runLimits(data, seeds)
+	return result, err
 }
 
 var traceFigures = []struct {
@@ -208,6 +212,8 @@ var traceFigures = []struct {
 	{"wait_s_p99", func(r *TraceRun) float64 { return r.WaitP99 }},
 	{"leaf_crossings_percent", func(r *TraceRun) float64 { return r.Crossings }},
 	{"service_leaf_crossings_percent", func(r *TraceRun) float64 { return r.ServiceCrossings }},
+	{"fewest_leaf_crossings_percent", func(r *TraceRun) float64 { return r.Fewest }},
+	{"service_fewest_leaf_crossings_percent", func(r *TraceRun) float64 { return r.ServiceFewest }},
 	{"spine_crossings_percent", func(r *TraceRun) float64 { return r.SpineCrossings }},
 	{"same_switch_percent", func(r *TraceRun) float64 { return r.NearSwitch }},
 	{"same_numa_percent", func(r *TraceRun) float64 { return r.NearNUMA }},
