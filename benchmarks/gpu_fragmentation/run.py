@@ -109,10 +109,12 @@ def flattened(name: str, value: object) -> Iterator[tuple[str, Any]]:
 
 
 def label(level: dict[str, Any]) -> str:
-    """The name of one level of cluster H: `90_best-fit`, plus the rule for monoliths if it is not the default."""
+    """The name of one level of cluster H: `90_best-fit`, plus the rules for monoliths and pods that are not the default."""
     words = [f"{100 * level['level']:.0f}", level["policy"]]
     if level["monoliths"] != "larger half":
         words.append(level["monoliths"].replace(" ", "_"))
+    if level["pods"] != "as published":
+        words.append(level["pods"].replace(" ", "_"))
     return "_".join(words)
 
 

@@ -51,6 +51,33 @@ type Workload struct {
 	// Monoliths, CPU and Dense are classes of instances before and after the split; the pods of 2023 run in addition.
 	Monoliths, CPU, Dense []fragment.Class
 	allBefore, allAfter   []fragment.Class
+	// reserve is the number of millicores that pods without a GPU leave to each free GPU of a node with eight.
+	reserve int64
+}
+
+// PodRule changes the pods of 2023, to see what the saved fragments depend on.
+type PodRule struct {
+	Name string
+	// WholeGPUs rounds shares of GPUs up to whole ones.
+	WholeGPUs bool
+	Reserve   int64
+}
+
+// PodRules are the rules that are compared; the first is the main one.
+var PodRules = []PodRule{
+	{Name: "as published"},
+	{Name: "whole GPUs", WholeGPUs: true},
+	{Name: "whole GPUs and cores left", WholeGPUs: true, Reserve: 4000},
+}
+
+func (r *PodRule) apply(pods []fragment.Pod) []fragment.Pod {
+	changed := slices.Clone(pods)
+	for i := range changed {
+		if r.WholeGPUs && changed[i].GPUs > 0 {
+			changed[i].Share = fragment.Whole
+		}
+	}
+	return changed
 }
 
 // NewWorkload reads classes from both traces.
@@ -95,7 +122,9 @@ type HRun struct {
 	// AllBefore and AllAfter measure by all classes with the weights of FGD, including the pods of 2023 and CPU instances.
 	AllBefore fragment.Totals `json:"all_before"`
 	AllAfter  fragment.Totals `json:"all_after"`
-	nodes     []fragment.Node
+	// Partial counts free parts of GPUs that a pod shares. Every instance requests a whole GPU, so that no split can use them.
+	Partial float64 `json:"partial_gpus"`
+	nodes   []fragment.Node
 }
 
 // ClusterH fills cluster H to a level of both cores and GPUs and measures fragments.
@@ -111,6 +140,13 @@ func ClusterH(w *Workload, knobs Knobs, policy string, level float64, seed uint6
 	run.After = fragment.Measure(run.nodes, w.Dense, w.CPU)
 	run.AllBefore = fragment.Measure(run.nodes, w.allBefore, w.allBefore)
 	run.AllAfter = fragment.Measure(run.nodes, w.allAfter, w.allAfter)
+	for i := range run.nodes {
+		for _, free := range run.nodes[i].GPUs {
+			if free < fragment.Whole {
+				run.Partial += float64(free) / fragment.Whole
+			}
+		}
+	}
 	return run
 }
 
@@ -150,6 +186,7 @@ func (f *filling) fill(w *Workload, policy string, source *rand.Rand) (monoliths
 	training := newPolicy(policy, f.training, w.allBefore, source)
 	inference := newPolicy(policy, f.inference, w.allBefore, source)
 	full := map[fragment.Pod]bool{}
+	var reserved []int64
 	place := func(p *fragment.Pod, nodes []fragment.Node, with fragment.Policy) bool {
 		node, granted := with.Choose(p)
 		if node < 0 {
@@ -183,6 +220,9 @@ func (f *filling) fill(w *Workload, policy string, source *rand.Rand) (monoliths
 		case p.GPUs > 0:
 			ok = place(p, f.training, training)
 		default:
+			if reserved == nil && w.reserve > 0 {
+				reserved = f.reserve(w.reserve, training)
+			}
 			ok = place(p, f.training, training) || place(p, f.inference, inference)
 		}
 		if !ok {
@@ -196,7 +236,27 @@ func (f *filling) fill(w *Workload, policy string, source *rand.Rand) (monoliths
 			monoliths++
 		}
 	}
+	for i, cores := range reserved {
+		f.training[i].Cores += cores
+	}
 	return monoliths, pods
+}
+
+// reserve takes cores of nodes with eight GPUs away from pods without a GPU, and returns them by node.
+func (f *filling) reserve(perGPU int64, policy fragment.Policy) []int64 {
+	reserved := make([]int64, len(f.training))
+	for i := range f.training {
+		n := &f.training[i]
+		for _, free := range n.GPUs {
+			if free == fragment.Whole {
+				reserved[i] += perGPU
+			}
+		}
+		reserved[i] = min(reserved[i], n.Cores)
+		n.Cores -= reserved[i]
+		policy.Changed(i)
+	}
+	return reserved
 }
 
 // hNodes returns the nodes to fill and the nodes that stay empty. Above the level of the fit fewer stay empty, in

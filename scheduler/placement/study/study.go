@@ -85,11 +85,12 @@ type HResult struct {
 	Nodes  [][2]float64 `json:"free_cores_and_gpus"`
 }
 
-// HLevel is one allocation level under one policy and one rule for monoliths.
+// HLevel is one allocation level under one policy, one rule for monoliths and one for pods.
 type HLevel struct {
 	Level   float64             `json:"level"`
 	Policy  string              `json:"policy"`
 	Merge   string              `json:"monoliths"`
+	Pods    string              `json:"pods"`
 	Figures map[string]Interval `json:"figures"`
 }
 
@@ -137,6 +138,17 @@ func RunClusterH(data *Data, seeds int) HResult {
 		})
 		result.Others = append(result.Others, hLevel(fittedLevel, "best-fit", merge.Name, part))
 	}
+	for i := range PodRules[1:] {
+		rule := &PodRules[i+1]
+		other := NewWorkload(rule.apply(data.Pods), data.Trace, Larger)
+		other.reserve = rule.Reserve
+		part := parallel(seeds, func(i int) HRun {
+			return ClusterH(&other, FittedKnobs, "best-fit", fittedLevel, uint64(i)+afterSeed)
+		})
+		level := hLevel(fittedLevel, "best-fit", Merges[0].Name, part)
+		level.Pods = rule.Name
+		result.Others = append(result.Others, level)
+	}
 	return result
 }
 
@@ -158,9 +170,11 @@ func hLevel(level float64, policy, merge string, runs []HRun) HLevel {
 	figures["saved_gpus_percent"] = over(runs, func(r *HRun) float64 {
 		return 100 * (1 - r.After.FragmentGPUs/r.Before.FragmentGPUs)
 	})
+	figures["partial_gpus"] = over(runs, func(r *HRun) float64 { return r.Partial })
+	figures["most_saved_gpus_percent"] = over(runs, func(r *HRun) float64 { return 100 * (1 - r.Partial/r.Before.FragmentGPUs) })
 	figures["allocated_cores"] = over(runs, func(r *HRun) float64 { return r.AllocatedCores })
 	figures["allocated_gpus"] = over(runs, func(r *HRun) float64 { return r.AllocatedGPUs })
-	return HLevel{Level: level, Policy: policy, Merge: merge, Figures: figures}
+	return HLevel{Level: level, Policy: policy, Merge: merge, Pods: PodRules[0].Name, Figures: figures}
 }
 
 // TraceResult holds every replay, and the means per policy and form.

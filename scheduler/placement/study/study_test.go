@@ -133,6 +133,33 @@ func TestClusterHHasThePublishedSizeAndFragmentsBeforeTheSplit(t *testing.T) {
 	}
 }
 
+func TestPodRulesDecideWhichGPUFragmentsRemain(t *testing.T) {
+	data := publicData(t)
+	for i := range PodRules {
+		rule := &PodRules[i]
+		w := NewWorkload(rule.apply(data.Pods), data.Trace, Larger)
+		w.reserve = rule.Reserve
+		run := ClusterH(&w, FittedKnobs, "best-fit", fittedLevel, afterSeed)
+		if b := run.Before; math.Abs(b.FragmentCores-targetCores) > 0.1*targetCores || math.Abs(b.FragmentGPUs-targetGPUs) > 0.1*targetGPUs {
+			t.Errorf("%s: fragments before: %.0f cores, %.1f GPUs", rule.Name, b.FragmentCores, b.FragmentGPUs)
+		}
+		if rule.WholeGPUs != (run.Partial == 0) || run.After.FragmentGPUs < run.Partial-1e-6 {
+			t.Errorf("%s: %.1f GPUs in fragments, %.1f of them parts of shared GPUs", rule.Name, run.After.FragmentGPUs, run.Partial)
+		}
+		if rule.Reserve > 0 && run.After.FragmentGPUs > 10 {
+			t.Errorf("%s: %.1f GPUs in fragments, although dense instances find cores", rule.Name, run.After.FragmentGPUs)
+		}
+		// Reserved cores are given back.
+		cores := int64(0)
+		for j := range run.nodes {
+			cores += run.nodes[j].Cores
+		}
+		if free := (1 - run.AllocatedCores) * 640_000_000; math.Abs(float64(cores)-free) > 1 {
+			t.Errorf("%s: %d millicores are free, want %.0f", rule.Name, cores, free)
+		}
+	}
+}
+
 func job(name, service string, role placement.Role, cores int64, created, deleted float64) dataset.Lifetime {
 	in := placement.Instance{Name: name, Service: service, Role: role, Resources: placement.Resources{Cores: 1000 * cores}}
 	if role == placement.RoleDense {
