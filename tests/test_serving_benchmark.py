@@ -23,6 +23,7 @@ from benchmarks.serving.large import parse
 from benchmarks.serving.load import program_cpu_s
 from benchmarks.serving.overload import padded
 from benchmarks.serving.part import rotated
+from benchmarks.serving.passes import bytes_available, passes
 from benchmarks.serving.requests import requests
 from benchmarks.serving.shapes import CLICKS, PADDED, SPLIT, Shape
 from benchmarks.serving.socket_probe import probe
@@ -50,6 +51,31 @@ def report(
 
 def cell(part: str, way: str, number: int, **fields: Any) -> dict[str, Any]:
     return {"part": part, "model": "L", "way": way, "round": number, "cores": 2, **fields}
+
+
+def test_ways_that_do_not_fit_into_memory_together_are_measured_in_turns() -> None:
+    ways, gib = ["all", "shm", "tcp", "netns"], 1 << 30
+    assert passes(ways, gib, 10 * gib) == [ways]
+    assert passes(ways, 5 * gib, 23 * gib) == [["all", "shm", "tcp"], ["all", "netns"]]
+    assert passes(ways, 5 * gib, 16 * gib) == [["all", way] for way in ways[1:]]
+    with pytest.raises(
+        MemoryError, match=r"14.4 GiB of available memory are needed, there are 9.0"
+    ):
+        passes(ways, 5 * gib, 9 * gib)
+    assert gib // 8 < bytes_available() < 1 << 50
+
+
+def test_a_way_is_compared_with_the_base_of_its_own_rounds() -> None:
+    made = benchmark()
+    found = [
+        cell("sequential", way, number, report=report(p50))
+        for number, base in enumerate([10.0, 20.0])
+        for way, p50 in (("all", base), (("shm", "tcp")[number], 2 * base))
+    ]
+    summarize(made, found)
+    assert (
+        made.summary["L_sequential_shm_over_all"] == made.summary["L_sequential_tcp_over_all"] == 2
+    )
 
 
 def test_the_ratio_of_latency_is_taken_round_by_round() -> None:

@@ -20,7 +20,8 @@ class Settings:
         count: Distinct requests.
         rounds: Of every comparison.
         sequential_s: Seconds of a cell with one sender.
-        loaded_s: Seconds of a cell with a rate, or with many senders.
+        split_s: Seconds of a cell of two halves with a rate, or with many senders.
+        loaded_s: The same, of other servers and of overload.
         overload_s: Seconds of overload.
         round_trips: Of the messages of 4 MiB, in a round.
     """
@@ -31,10 +32,11 @@ class Settings:
     count: int
     rounds: int
     sequential_s: float
+    split_s: float
     loaded_s: float
     overload_s: float
     round_trips: int
 
 
-FULL = Settings(SPLIT, WAYS, 200_000, 64, 5, 5.0, 10.0, 30.0, 500)
-QUICK = Settings((SPLIT[0], SPLIT[4]), WAYS, 20_000, 16, 1, 2.0, 4.0, 10.0, 100)
+FULL = Settings(SPLIT, WAYS, 200_000, 64, 5, 5.0, 6.0, 10.0, 30.0, 500)
+QUICK = Settings((SPLIT[0], SPLIT[4]), WAYS, 20_000, 16, 1, 2.0, 4.0, 4.0, 10.0, 100)

@@ -9,6 +9,7 @@ from benchmarks.serving.bundles import crossing_bytes
 from benchmarks.serving.load import Load, measured, warm_up
 from benchmarks.serving.namespaces import missing, namespaces
 from benchmarks.serving.part import Part, rotated
+from benchmarks.serving.passes import bytes_available, passes
 from benchmarks.serving.settings import SENDERS, SLO_OVER_SEQUENTIAL
 from benchmarks.serving.shapes import D, Shape
 from benchmarks.serving.socket_probe import probe
@@ -26,16 +27,24 @@ def split(part: Part, *, saturated: bool) -> None:
         print(f"not measured across network namespaces: {why}", file=sys.stderr)
         ways.remove("netns")
     for shape in part.settings.models:
-        _Comparison(part, shape, ways).run(saturated=saturated)
+        row_bytes = _row_bytes(part, shape)
+        for number, fitting in enumerate(passes(ways, row_bytes, bytes_available())):
+            first_round = number * part.settings.rounds
+            _Comparison(part, shape, fitting, first_round).run(saturated=saturated)
+
+
+def _row_bytes(part: Part, shape: Shape) -> int:
+    return part.bundles.rows * shape.features * D * 4
 
 
 class _Comparison:
-    """The cells of one model; its workers start when the first cell is measured."""
+    """The cells of one model and the ways of one pass; the workers start when the first cell is measured."""
 
-    def __init__(self, part: Part, shape: Shape, ways: list[str]) -> None:
+    def __init__(self, part: Part, shape: Shape, ways: list[str], first_round: int) -> None:
         self._part = part
         self._shape = shape
         self._ways = ways
+        self._first_round = first_round
         self._stack = ExitStack()
         self._deployed: dict[str, Deployment] = {}
         self._bundle = part.bundles.bundle(shape)
@@ -54,10 +63,10 @@ class _Comparison:
             full = self._rounds(
                 "saturated",
                 [*self._ways, PROBE],
-                self._load(settings.loaded_s, slo_s, senders=SENDERS),
+                self._load(settings.split_s, slo_s, senders=SENDERS),
             )
             capacity = statistics.median(cell["report"]["goodput_per_s"] for cell in full["all"])
-            load = self._load(settings.loaded_s, slo_s, rate=capacity / 2)
+            load = self._load(settings.split_s, slo_s, rate=capacity / 2)
             self._rounds("half", self._ways, load)
 
     def _load(
@@ -67,7 +76,7 @@ class _Comparison:
 
     def _rounds(self, name: str, ways: list[str], load: Load) -> dict[str, list[dict[str, Any]]]:
         found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
-        for number in range(self._part.settings.rounds):
+        for number in range(self._first_round, self._first_round + self._part.settings.rounds):
             for way in rotated(ways, number):
                 cell = self._part.cells.measure(
                     lambda way=way: self._measure(way, load),
@@ -90,8 +99,8 @@ class _Comparison:
     def _deploy(self) -> None:
         """Start the workers of all ways: an idle one takes no CPU time."""
         network = self._stack.enter_context(namespaces()) if "netns" in self._ways else None
-        rows = self._part.bundles.rows * self._shape.features * D * 4
-        flags = ["--memory", f"{(rows * 5 // 4 >> 20) + 256}MiB", "--wire-memory", "1GiB"]
+        row_bytes = _row_bytes(self._part, self._shape)
+        flags = ["--memory", f"{(row_bytes * 5 // 4 >> 20) + 256}MiB", "--wire-memory", "1GiB"]
         flags += ["--preload", "--batch-requests", "1", "--slo", str(_PATIENT_S)]
         patient = self._load(5.0, _PATIENT_S, senders=2)
         for way in self._ways:

@@ -134,8 +134,12 @@ def _latency(cell: Cell, quantile: str) -> float:
     return cell["report"]["latency_ms"][quantile]
 
 
+def _base(rounds: Rounds, ways: dict[str, Rounds]) -> list[Cell]:
+    """The cells of one process in the same rounds."""
+    return [ways["all"][number] for number in rounds]
+
+
 def _sequential(benchmark: common.Benchmark, model: str, ways: dict[str, Rounds]) -> None:
-    base = [_latency(cell, "p50") for cell in ways["all"].values()]
     for way, rounds in ways.items():
         stem = f"{model}_sequential_{way}"
         p50 = [_latency(cell, "p50") for cell in rounds.values()]
@@ -143,6 +147,7 @@ def _sequential(benchmark: common.Benchmark, model: str, ways: dict[str, Rounds]
         p99 = [_latency(cell, "p99") for cell in rounds.values()]
         benchmark.summarize(f"{stem}_p99_ms", common.Median.of(p99))
         if way != "all":
+            base = [_latency(cell, "p50") for cell in _base(rounds, ways)]
             _ratios(benchmark, f"{stem}_over_all", p50, base)
 
 
@@ -154,7 +159,7 @@ def _loaded(benchmark: common.Benchmark, stem: str, ways: dict[str, Rounds]) -> 
         goodput = [_goodput(cell) for cell in rounds.values()]
         benchmark.summarize(f"{stem}_{way}_goodput_per_s", common.Median.of(goodput))
         if way != "all":
-            alone = [_goodput(cell) for cell in ways["all"].values()]
+            alone = [_goodput(cell) for cell in _base(rounds, ways)]
             _ratios(benchmark, f"{stem}_{way}_goodput_over_all", goodput, alone)
 
 
@@ -182,7 +187,7 @@ def _per_cpu(
         benchmark.summarize(f"{stem}_{way}_per_cpu_s", common.Median.of(rates))
         if way == "all":
             continue
-        alone = [per_cpu_s(cell) for cell in base.values()]
+        alone = [per_cpu_s(cell) for cell in _base(rounds, ways)]
         _ratios(benchmark, f"{stem}_{way}_per_cpu_s_over_all", rates, alone)
         with_probe = [per_cpu_s(base[number], probes[number]) for number in rounds]
         name = f"{stem}_{way}_per_cpu_s_over_all_and_probe"
@@ -191,7 +196,6 @@ def _per_cpu(
 
 
 def _outside(benchmark: common.Benchmark, stem: str, ways: dict[str, Rounds]) -> None:
-    whole = [outside_s(cell) for cell in ways["all"].values()]
     for way, rounds in ways.items():
         outside = [outside_s(cell) for cell in rounds.values()]
         figure = common.Median.of(1e3 * seconds for seconds in outside)
@@ -199,6 +203,7 @@ def _outside(benchmark: common.Benchmark, stem: str, ways: dict[str, Rounds]) ->
         program = common.Median.of(1e3 * program_s(cell) for cell in rounds.values())
         benchmark.summarize(f"{stem}_{way}_program_ms", program)
         if way != "all":
+            whole = [outside_s(cell) for cell in _base(rounds, ways)]
             _ratios(benchmark, f"{stem}_{way}_outside_forward_gain", whole, outside)
 
 
