@@ -98,6 +98,7 @@ def build_model(config: ModelConfig, embeddings: nn.Module, schema: Schema) -> C
     """The model of the settings, for the columns that `schema_for` returned."""
     features, dense, dim = len(schema.ids), len(schema.dense), config.dim
     single: _Single = {"features": features, "dim": dim, "dense_features": dense}
+    gated = [schema.ids.index(name) for name in schema.gated]
     histories = None
     if schema.histories:
         histories = Histories(features=features, targets=schema.targets, places=schema.places)
@@ -110,10 +111,12 @@ def build_model(config: ModelConfig, embeddings: nn.Module, schema: Schema) -> C
         case "ffnn":
             return FFNN(embeddings, **single, hidden=config.deep)
         case "wide_deep":
-            return WideDeep(embeddings, **single, hidden=config.deep)
+            return WideDeep(embeddings, **single, hidden=config.deep, gated=gated)
         case "mt_wide_deep":
             tasks, (shared, tower) = len(schema.labels), (config.deep[:1], config.deep[1:])
-            return MultiTaskWideDeep(embeddings, **single, tasks=tasks, shared=shared, tower=tower)
+            return MultiTaskWideDeep(
+                embeddings, **single, tasks=tasks, shared=shared, tower=tower, gated=gated
+            )
         case "ncf":
             return NCF(embeddings, dim=dim // 2, dense_features=dense, hidden=config.deep)
         case "two_tower":

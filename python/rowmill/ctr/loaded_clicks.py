@@ -14,7 +14,7 @@ from rowmill._extras import extra
 from rowmill.config.setting import ConfigError
 from rowmill.ctr.click_model import build_model
 from rowmill.ctr.data import FullIds, HashedIds, IdWay, Schema, Vocabulary, batches, open_source
-from rowmill.ctr.data.features import MISSING_VOCABULARY_ID
+from rowmill.ctr.data.features import MISSING_VOCABULARY_ID, hash_features
 from rowmill.ctr.data.schema import schema_from
 from rowmill.ctr.data.sequences import load_sequences
 from rowmill.ctr.data.source import columns_of
@@ -71,6 +71,7 @@ class LoadedClicks(LoadedRun):
             )
         super().__init__(saved)
         self.schema, self.way = click_columns(saved)
+        self.dropped = frozenset(dict(self.schema.dropped))
 
     @property
     def model(self) -> ClickModel:
@@ -214,7 +215,7 @@ def _way(config: Config, schema: Schema, values: list[list[int]] | None) -> IdWa
         case "full":
             return FullIds()
         case "hash":
-            return HashedIds(config.data.buckets, tuple(schema.id_features))
+            return HashedIds(config.data.buckets, hash_features(schema))
         case _:
             if values is None:
                 raise StoreCorrupt(

@@ -124,7 +124,8 @@ class RankedClickRows(StoredRows):
 
     def restore(self, run: Run) -> list[str] | None:
         """Restore `run` from the last checkpoint."""
-        said = self._checkpoint.restore(run.model, run.optimizer)
+        adapted = None if run.change is None else run.adapted
+        said = self._checkpoint.restore(run.model, run.optimizer, adapted=adapted)
         if said is None:
             return None
         changed = run.go_on(said)

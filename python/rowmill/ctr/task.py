@@ -7,7 +7,7 @@ on, so in the first epoch the training curves show predictions of unseen rows.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -15,21 +15,21 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rowmill.config.setting import ConfigError
+from rowmill.ctr.changed_columns import ChangedColumns, known_columns
 from rowmill.ctr.click_model import build_model, schema_for
 from rowmill.ctr.data import CRITEO, Vocabulary, batches, id_way, load_schema, open_source
 from rowmill.ctr.data.generate import TEACHER_FILE, generate, generated_schema, teacher_scores
-from rowmill.ctr.data.schema import schema_from
 from rowmill.ctr.data.sequences import SEQUENCES_FILE, load_sequences, make_sequences
 from rowmill.ctr.data.source import NoRows, check_log, is_log_name
 from rowmill.ctr.identity import click_identity
 from rowmill.ctr.metrics import ClickMetrics, TestMetrics, of_label
 from rowmill.ctr.models import DIEN
 from rowmill.ctr.rows import plain_rows, stored_rows
+from rowmill.ctr.saved_columns import SavedColumns
 from rowmill.train.backend import CPU
 from rowmill.train.dense import dense_optimizer, dense_precision
-from rowmill.train.identity import unknown_data
+from rowmill.train.identity import CHECKSUM, unknown_data
 from rowmill.train.rows import row_optimizer
-from rowmill.train.saved_files import saved_file
 from rowmill.train.state import dense_parameters
 from rowmill.train.task import announced
 
@@ -59,6 +59,8 @@ class Log:
         train_rows: Number of training rows, from the first.
         candidates: For a log of sequences, the number of test rows per list of candidates; else None.
         identity: Settings and properties of the log that must be equal when a run resumes.
+        saved: What the checkpoint of the run says of its log, if it goes on.
+        change: How the columns of the log change, if they do.
     """
 
     source: Source
@@ -66,6 +68,8 @@ class Log:
     train_rows: int
     candidates: int | None
     identity: dict[str, Any]
+    saved: SavedColumns | None = None
+    change: ChangedColumns | None = None
 
     @classmethod
     def open(cls, config: Config, console: Console) -> Log:
@@ -79,17 +83,29 @@ class Log:
                     f"data.path = {str(config.data.path)!r} is not a folder, but --follow takes the files that arrive in "
                     "one: create it, or drop --follow"
                 )
-            source = NoRows(schema_for(config.model, _schema(config, None)))
+            saved = SavedColumns.found(config)
+            schema, change = _of_run(config, saved, _schema(config, None, saved))
+            source = NoRows(schema)
             way = id_way(
                 config.data.ids, source, train_rows=0, buckets=config.data.buckets, min_count=1
             )
             identity = click_identity(config, source, train_rows=0, vocabulary=None)
-            return cls(source, way, 0, None, unknown_data(identity))
-        source, sequences = _open_data(config, console)
+            return cls(source, way, 0, None, unknown_data(identity), saved, change)
+        path, sequences = _find_data(config, console)
+        saved = SavedColumns.found(config)
+        schema, change = _of_run(config, saved, _schema(config, sequences, saved))
+        known = None if saved is None else saved.known(path, schema)
+        if known is None:
+            source = open_source(path, schema)
+        elif saved is not None and not known.is_current and known.rows == known.part.rows:
+            # Nothing is to be done: whatever the columns of the data are, the run stays as it is.
+            source, change = NoRows(saved.schema, known.rows), None
+        else:
+            source = NoRows(schema, known.rows)
         train_rows = _train_rows(config, source, sequences)
         min_count = config.data.min_count
         if config.train.continues and config.data.ids == "vocabulary":
-            way = _saved_vocabulary(config, source.schema)
+            way = _saved_vocabulary(config, saved, source.schema)
             way = way.grown(source, rows=train_rows, min_count=min_count)
         else:
             way = id_way(
@@ -102,8 +118,10 @@ class Log:
         identity = click_identity(
             config, source, train_rows=train_rows, vocabulary=way.fingerprint()
         )
+        if known is not None:
+            identity[CHECKSUM] = known.part.checksum
         candidates = None if sequences is None else sequences.candidates
-        return cls(source, way, train_rows, candidates, identity)
+        return cls(source, way, train_rows, candidates, identity, saved, change)
 
 
 class ClickTask:
@@ -122,6 +140,7 @@ class ClickTask:
         self.device = device
         self.train_rows = log.train_rows
         self.identity = log.identity
+        self.change = log.change
         torch.manual_seed(config.train.seed)
         # Draw weights on the CPU, so that equal seeds give equal weights on every device.
         self.model = build_model(config.model, rows.embeddings, log.source.schema).to(device)
@@ -138,9 +157,13 @@ class ClickTask:
 
     def take(self, file: Path) -> None:
         """Train on all rows of this file from now on."""
-        source = open_source(file, self.log.source.schema)
+        schema, saved = self.log.source.schema, self.log.saved
+        known = None if saved is None else saved.known(file, schema)
+        source = open_source(file, schema) if known is None else NoRows(schema, known.rows)
         rows = source.rows
         self.identity = click_identity(self.config, source, train_rows=rows, vocabulary=None)
+        if known is not None:
+            self.identity[CHECKSUM] = known.part.checksum
         self.log = replace(self.log, source=source, train_rows=rows, identity=self.identity)
         self.train_rows = rows
 
@@ -205,9 +228,14 @@ class ClickTask:
     def described(self) -> dict[str, Any]:
         """The schema of the log, and its vocabulary if there is one."""
         log = self.log
-        said: dict[str, Any] = {"schema": asdict(log.source.schema)}
+        schema = log.source.schema
+        said: dict[str, Any] = {"schema": schema.as_dict()}
         if isinstance(log.way, Vocabulary):
             said["vocabulary"] = [known.tolist() for known in log.way.values]
+            before = {} if log.saved is None else log.saved.vocabulary
+            dropped = {name: before[name].tolist() for name, _ in schema.dropped if name in before}
+            if dropped:
+                said["dropped vocabulary"] = dropped
         return said
 
     def about(self) -> dict[str, Any]:
@@ -258,7 +286,8 @@ def open_clicks(config: Config, console: Console, threads: int) -> Generator[Cli
         yield ClickTask(config, log, rows)
 
 
-def _open_data(config: Config, console: Console) -> tuple[Source, Sequences | None]:
+def _find_data(config: Config, console: Console) -> tuple[Path, Sequences | None]:
+    """The path of the log of the settings, which is made first if they ask for it."""
     path = config.data.path
     if path is None:
         raise ConfigError("data.path is not set: pass the click log with --data")
@@ -273,12 +302,10 @@ def _open_data(config: Config, console: Console) -> tuple[Source, Sequences | No
             console.print(f"Making a log of sequences in {path}", highlight=False, markup=False)
         make_sequences(path, config.sequences)
     check_log(path)  # Before the columns that the model needs: a missing log has none.
-    sequences = load_sequences(path) if config.data.schema is None else None
-    schema = _schema(config, sequences)
-    return open_source(path, schema_for(config.model, schema)), sequences
+    return path, load_sequences(path) if config.data.schema is None else None
 
 
-def _schema(config: Config, sequences: Sequences | None) -> Schema:
+def _schema(config: Config, sequences: Sequences | None, saved: SavedColumns | None) -> Schema:
     """The columns of the log of the settings."""
     if config.data.schema is not None:
         return load_schema(config.data.schema)
@@ -286,22 +313,38 @@ def _schema(config: Config, sequences: Sequences | None) -> Schema:
         return sequences.schema
     if config.generate is not None:
         return generated_schema(config.generate)
-    if config.train.continues:
-        return schema_from(saved_file(config.train.out, "schema"))
+    if config.train.continues and saved is not None:
+        return saved.schema
     return CRITEO
 
 
-def _saved_vocabulary(config: Config, schema: Schema) -> Vocabulary:
-    """The vocabulary of the run that is continued."""
-    try:
-        values = saved_file(config.train.out, "vocabulary")
-    except KeyError:
+def _of_run(
+    config: Config, saved: SavedColumns | None, given: Schema
+) -> tuple[Schema, ChangedColumns | None]:
+    """The columns of a log that the model uses, as those of the run that goes on, and how they change."""
+    schema = schema_for(config.model, given)
+    if saved is None:
+        return schema, None
+    schema = known_columns(config.model, saved.schema, schema)
+    if not config.train.continues:
+        if schema.names == saved.schema.names and schema.dense != saved.schema.dense:
+            raise ConfigError(
+                f"cannot resume: numeric columns were {list(saved.schema.dense)} and are {list(schema.dense)}; use the "
+                "columns of the first run, or start a new run with another --out"
+            )
+        return schema, None
+    return schema, ChangedColumns.between(config.model, saved.schema, schema)
+
+
+def _saved_vocabulary(config: Config, saved: SavedColumns | None, schema: Schema) -> Vocabulary:
+    """The vocabulary of the run that is continued, for these columns."""
+    if saved is None or not saved.vocabulary:
         raise ConfigError(
             f"cannot continue: data.ids is 'vocabulary', but the run in {config.train.out} has none: drop --ids"
-        ) from None
-    return Vocabulary(
-        tuple(np.array(known, np.int64) for known in values), tuple(schema.id_features)
-    )
+        )
+    nothing = np.empty(0, np.int64)
+    values = tuple(saved.vocabulary.get(name, nothing) for name in schema.ids)
+    return Vocabulary(values, tuple(schema.id_features))
 
 
 def _train_rows(config: Config, source: Source, sequences: Sequences | None) -> int:

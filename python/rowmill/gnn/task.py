@@ -65,6 +65,8 @@ class ChosenModel(nn.Module):
 class NodeTask:
     """A graph, and the model that is trained to classify its nodes."""
 
+    change = None
+
     def __init__(
         self,
         config: Config,

@@ -74,6 +74,7 @@ class GraphTask:
     """A knowledge graph and the model that is trained on it."""
 
     optimizer = None  # Every parameter is a row.
+    change = None
 
     def __init__(
         self,

@@ -8,7 +8,7 @@
 | `histories` | columns `{name, per, of, places}` of lists of ids, oldest first, `of` one of `ids`; the last `places` ids count |
 | `id_base` | 10 or 16 |
 | `missing` | the raw id that stands for a missing value; in a request, only int64 ids may have it, and those of a history may not |
-| `way` | `{"kind": "full"}`, `{"kind": "hash", "buckets"}` or `{"kind": "vocabulary", "values"}` |
+| `way` | `{"kind": "full"}`, `{"kind": "hash", "buckets"}`, `{"kind": "numbered_hash", "buckets", "numbers"}` or `{"kind": "vocabulary", "values"}` |
 
 The columns of `ids` in a batch are the F ids, then the places of each history; a place behind the end of its list holds the
 missing value. `per` is `user` for columns that a ranking request gives once, `item` for those of each candidate.
@@ -19,6 +19,7 @@ missing value. `per` is `user` for columns that a ranking request gives once, `i
 - `full`: the row id is the raw id.
 - `hash`: mix(raw ^ mix(f + 1)) modulo `buckets`, all unsigned, f the position in `ids`; a missing value is `buckets`. mix is
   `rowmill.ctr.data.features.mix64`.
+- `numbered_hash`: the same with `numbers[f]` in place of f, for a run whose id columns have changed.
 - `vocabulary`: 2 + the position of the raw id in `values[f]`, which is sorted unless it has grown; 0 for an unknown, 1 for a missing value.
 """
 
@@ -65,7 +66,7 @@ def transform_of(schema: Schema, way: IdWay, inputs: Mapping[str, str]) -> dict[
         ],
         "id_base": schema.id_base,
         "missing": MISSING_ID,
-        "way": _way(way),
+        "way": _way(way, len(schema.ids)),
     }
 
 
@@ -99,10 +100,13 @@ def apply_transform(transform: Mapping[str, Any], table: Any) -> dict[str, Tenso
     return batch
 
 
-def _way(way: IdWay) -> dict[str, Any]:
+def _way(way: IdWay, features: int) -> dict[str, Any]:
     match way:
-        case HashedIds(buckets=buckets):
-            return {"kind": "hash", "buckets": buckets}
+        case HashedIds(buckets=buckets, features=numbers):
+            said = list((numbers or range(features))[:features])
+            if said == list(range(features)):
+                return {"kind": "hash", "buckets": buckets}
+            return {"kind": "numbered_hash", "buckets": buckets, "numbers": said}
         case Vocabulary(values=values):
             return {"kind": "vocabulary", "values": [known.tolist() for known in values]}
         case _:
@@ -113,6 +117,9 @@ def _read_way(way: Mapping[str, Any], features: tuple[int, ...]) -> IdWay:
     match way["kind"]:
         case "hash":
             return HashedIds(way["buckets"], features)
+        case "numbered_hash":
+            numbers = way["numbers"]
+            return HashedIds(way["buckets"], tuple(numbers[feature] for feature in features))
         case "vocabulary":
             values = tuple(np.array(known, np.int64) for known in way["values"])
             return Vocabulary(values, features)

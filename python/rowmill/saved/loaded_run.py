@@ -61,6 +61,7 @@ class LoadedRun(ABC):
         folder: The folder of its rows.
         config: The settings of the run.
         step: Training steps before the checkpoint.
+        dropped: Tables that the run does not use any more.
     """
 
     parts: ClassVar[tuple[str, ...]]
@@ -71,6 +72,7 @@ class LoadedRun(ABC):
         self.folder = saved.folder
         self.config: Config = saved.config
         self.step: int = saved.state.step
+        self.dropped: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         train, model = self.config.train, self.config.model
@@ -90,7 +92,8 @@ class LoadedRun(ABC):
     def tables(self) -> dict[str, Table]:
         """The tables by name, read-only. The first use merges the rows of many ranks into a copy."""
         store = self.saved.store
-        return {name: store.open_table(name) for name in store.table_names()}
+        names = (name for name in store.table_names() if name not in self.dropped)
+        return {name: store.open_table(name) for name in names}
 
     @property
     @abstractmethod

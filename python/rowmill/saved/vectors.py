@@ -61,7 +61,11 @@ def write_vectors(
     check_new(out)
     with load(run, version=version, data=graph, scratch=out.parent) as loaded, ExitStack() as stack:
         folder = stack.enter_context(new_folder(out))
-        dims: dict[str, int] = {spec["name"]: spec["dim"] for spec in loaded.saved.specs()}
+        dims: dict[str, int] = {
+            spec["name"]: spec["dim"]
+            for spec in loaded.saved.specs()
+            if spec["name"] not in loaded.dropped
+        }
         files = {name: _UNSAFE.sub("_", name) for name in dims}
         if len(set(files.values())) < len(files):
             raise InvalidInput(
@@ -78,6 +82,8 @@ def write_vectors(
             }
             counts = dict.fromkeys(files, 0)
             for name, ids, weights in chain(_no_rows(dims), loaded.saved.rows()):
+                if name in loaded.dropped:
+                    continue
                 table, vectors, numbers = writers[name]
                 vectors.write(weights)
                 numbers.write(ids)

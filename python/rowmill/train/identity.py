@@ -1,7 +1,7 @@
 """The identity of a run: settings and properties of the data that must be equal when it resumes.
 
-It has three kinds of entries. *Structure* never changes. *Rates and policies* are fixed within a part of the data, and may
-change when `--continue` begins the next part. *Data* describes the current part.
+It has four kinds of entries. *Structure* never changes. *Rates and policies* are fixed within a part of the data, and may
+change when `--continue` begins the next part; so may *columns*, as far as the task allows it. *Data* describes the current part.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ TRAIN_ROWS = "train rows"
 CHECKSUM = "checksum of the first rows"
 
 _DATA = frozenset({DATA_ROWS, TRAIN_ROWS, CHECKSUM, "vocabulary"})
+_COLUMNS = frozenset({"columns", "item_ids"})
 _RATES_AND_POLICIES = frozenset(
     {
         "eviction",
@@ -75,7 +76,7 @@ def check_same_structure(saved: Mapping[str, Any], identity: Mapping[str, Any]) 
     structure = {
         key: value
         for key, value in identity.items()
-        if key not in _DATA and key not in _RATES_AND_POLICIES
+        if key not in _DATA | _COLUMNS | _RATES_AND_POLICIES
     }
     if (found := _first_difference(saved, structure)) is not None:
         raise ConfigError(

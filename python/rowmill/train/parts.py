@@ -28,6 +28,7 @@ class Part:
         examples: Examples that the run was trained on at the end of the part, over all epochs and parts.
         test: Metrics on its held-out rows; of a followed file, those of all its rows, each predicted before training.
         file: The values of `rowmill.train.arrivals.TakenFile`, if it is a file of a followed folder.
+        columns: If columns changed after this part, those that it and the parts before it have, as `Change.columns_before`.
     """
 
     data: str
@@ -37,6 +38,7 @@ class Part:
     examples: int
     test: dict[str, float | None]
     file: dict[str, Any] | None = None
+    columns: dict[str, Any] | None = None
 
     def is_of(self, identity: Mapping[str, Any]) -> bool:
         """Whether a run with this identity would train on the data of this part."""

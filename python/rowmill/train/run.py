@@ -197,6 +197,7 @@ class Trainer:
         # A file that is followed is the data only from its first step on.
         self.run.state.data = str(config.data.path) if not config.data.follow else ""
         self.run.continues = config.train.continues
+        self.run.change = task.change
         self._replacement = Replacement.found(config.train.out) if is_first() else None
         self._counts_before: dict[str, int] = {}
         self._pipeline = self.rows.pipeline(task.look_up, config.train.in_flight)
@@ -353,6 +354,10 @@ class Trainer:
                 markup=False,
                 soft_wrap=True,
             )
+            if self.run.change is not None:
+                console.print(
+                    f"Columns: {self.run.change}", highlight=False, markup=False, soft_wrap=True
+                )
             for change in changed:
                 console.print(
                     f"Warning: {change}, so results may differ in rounding from an uninterrupted run",

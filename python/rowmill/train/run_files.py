@@ -7,7 +7,8 @@ They are JSON files in the folder of the rows, written once, before the first ch
 |---|---|
 | `config` | the settings of the run |
 | `schema` | the columns of the log (click models) |
-| `vocabulary` | the known values of each id column, sorted (click models with a vocabulary) |
+| `vocabulary` | the known values of each id column, in the order of their ids (click models with a vocabulary) |
+| `dropped vocabulary` | those of id columns that the run does not use any more, by name |
 """
 
 from __future__ import annotations

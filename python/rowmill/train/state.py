@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import nn
@@ -110,6 +110,21 @@ class RunState:
         return min(self.stalled_s / self.seconds, 1.0) if self.seconds else None
 
 
+class Change(Protocol):
+    """What a task changes of the dense half when the next part of the data begins."""
+
+    @property
+    def columns_before(self) -> dict[str, Any]:
+        """The columns of the parts before, as JSON."""
+        ...
+
+    def adapted(
+        self, content: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer | None
+    ) -> dict[str, Any]:
+        """Saved content with "model" and "optimizer" for this model and its optimizer, before its first step."""
+        ...
+
+
 @dataclass(eq=False)
 class Run:
     """Everything of a run that a checkpoint holds beside the rows.
@@ -125,6 +140,7 @@ class Run:
         state: Position and measurements.
         continues: Whether to begin the next part, if the data is not that of the current one.
         repeated: The number of the earlier part that has the data, if there is one: nothing is to be done.
+        change: What the next part changes, if anything.
     """
 
     model: nn.Module
@@ -135,6 +151,7 @@ class Run:
     state: RunState = field(default_factory=RunState)
     continues: bool = False
     repeated: int | None = None
+    change: Change | None = None
 
     def described(self) -> dict[str, str]:
         """Identity, conditions and state, each as JSON."""
@@ -157,10 +174,18 @@ class Run:
         self.state = RunState.from_json(described["state"])
         self.repeated = numbered(self.state.parts, self.identity)
         if not begins:
+            if self.change is not None:
+                raise ConfigError(
+                    f"cannot continue: columns change ({self.change}), but {data} is already a part of this run: use the "
+                    "columns that the part began with; they may change with the next data"
+                )
             self.state.data = data
         elif self.repeated is None:
             if self.state.test is not None:
                 self.state.end_part(saved, self.state.test)
+            if self.change is not None:
+                last = replace(self.state.parts[-1], columns=self.change.columns_before)
+                self.state.parts[-1] = last
             if is_of_unknown_data(self.identity):
                 self.identity = with_data_of(self.identity, saved)
             else:
@@ -189,11 +214,18 @@ class Run:
         """Restore a packed run: as `go_on`, and dense weights, optimizer and random stream."""
         content = unpacked(packed)
         changed = self.go_on(content)
+        content = self.adapted(content)
         load_dense_state_dict(self.model, content["model"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(content["optimizer"])
         torch.set_rng_state(content["random"])
         return changed
+
+    def adapted(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Saved content with "model" and "optimizer" for the model of this run."""
+        if self.change is None:
+            return content
+        return self.change.adapted(content, self.model, self.optimizer)
 
 
 def check_goes_on(

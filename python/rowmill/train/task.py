@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from rowmill.config.sections import StoreConfig
     from rowmill.train.rows import RowSide
+    from rowmill.train.state import Change
 
 
 LOOKAHEAD = (4, 60)
@@ -64,6 +65,11 @@ class Task(Protocol):
     """Settings and properties of the data that must be equal when a run resumes."""
     train_rows: int
     """Number of examples per epoch."""
+
+    @property
+    def change(self) -> Change | None:
+        """What it changes of the dense half of the run that is continued, if anything."""
+        ...
 
     @property
     def config(self) -> Config:

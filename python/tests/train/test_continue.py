@@ -207,9 +207,9 @@ def test_data_that_cannot_be_the_next_is_refused(
     assert "days/none does not exist" in refused("--continue", "run", "--data", "days/none")
     assert "days has no checkpoint of a run" in refused("--continue", "days", "--data", days[1])
     assert "no data: pass a click log" in refused("--continue", "run")
-    Path("schema.toml").write_text('label = "label"\ndense = ["I1"]\nids = ["C1", "C2"]\n')
+    Path("schema.toml").write_text('label = "clicked"\ndense = ["I1"]\nids = ["C1", "C2"]\n')
     says = refused("--continue", "run", "--data", days[1], "--schema", "schema.toml")
-    assert "cannot continue: columns was" in says
+    assert "cannot continue: labels of the log was ['label'] and is ['clicked']" in says
 
 
 def test_a_new_run_offers_to_continue(refused: Callable[..., str], days: list[str]) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rowmill.ctr.data.row_block import MISSING_ID, RowBlock
+from rowmill.ctr.data.schema import Schema
 from rowmill.ctr.data.source import Source
 from rowmill.errors import DataError
 
@@ -75,7 +76,8 @@ class FullIds:
 class HashedIds:
     """A hash modulo ``buckets``; missing values have the id ``buckets``.
 
-    ``features`` holds the feature number of each id column; None: every column is a feature of its own.
+    ``features`` holds the feature number of each id column, so that equal values of two features have different ids; None:
+    its position.
     """
 
     buckets: int
@@ -104,7 +106,9 @@ class HashedIds:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The values of each feature that occur often enough, in the order of their ids; ``features`` as in `HashedIds`.
+    """The values of each feature that occur often enough, in the order of their ids.
+
+    ``features`` holds the position in ``values`` of the feature of each id column; None: that of the column.
 
     Values that are known from the start are sorted. Those of later data follow them.
     """
@@ -190,10 +194,15 @@ def id_way(name: str, source: Source, *, train_rows: int, buckets: int, min_coun
     if name == "full":
         return FullIds()
     if name == "hash":
-        return HashedIds(buckets, tuple(source.schema.id_features))
+        return HashedIds(buckets, hash_features(source.schema))
     if name == "vocabulary":
         return fit_vocabulary(source, rows=train_rows, min_count=min_count)
     raise DataError(f"ids must be full, hash or vocabulary, got {name!r}")
+
+
+def hash_features(schema: Schema) -> tuple[int, ...]:
+    """The feature number of every id column of a batch, as `HashedIds` takes it."""
+    return tuple(schema.feature_numbers[feature] for feature in schema.id_features)
 
 
 def log_counts(dense: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ A schema file is TOML:
 """
 
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,10 @@ class Schema:
 
     ``columns`` and ``id_base`` apply only to files without a header (TSV). ``histories`` are pairs of an id column and
     the column with lists of its earlier ids. All lists of a row must be equally long.
+
+    A run whose columns have changed has three more entries, which no schema file has. ``numbers`` are the feature numbers of
+    ``ids``; empty: their positions. ``gated`` are the id columns that a wide half reads through a gate, see
+    `rowmill.ctr.models.wide_deep`. ``dropped`` are pairs of an earlier id column and its number, which stays taken.
     """
 
     label: str
@@ -40,6 +44,9 @@ class Schema:
     item_ids: tuple[str, ...] = ()
     histories: tuple[tuple[str, str], ...] = ()
     places: int = 20
+    numbers: tuple[int, ...] = ()
+    gated: tuple[str, ...] = ()
+    dropped: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         names = self.names
@@ -59,6 +66,8 @@ class Schema:
             )
         if self.places < 1:
             raise DataError(f"schema: places must be at least 1, got {self.places}")
+        if self.numbers == tuple(range(len(self.ids))):
+            object.__setattr__(self, "numbers", ())
         if not self.columns:
             object.__setattr__(self, "columns", tuple(names))
         absent = [name for name in names if name not in self.columns]
@@ -88,6 +97,19 @@ class Schema:
         places = [target for target in self.targets for _ in range(self.places)]
         return [*range(len(self.ids)), *places]
 
+    @property
+    def feature_numbers(self) -> tuple[int, ...]:
+        """The number of each of ``ids``, by which a hash tells features apart. It is never given to another feature."""
+        return self.numbers or tuple(range(len(self.ids)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """All entries as JSON, without those of changed columns where there are none."""
+        return {
+            name: value for name, value in asdict(self).items() if value or name not in _OF_RUNS
+        }
+
+
+_OF_RUNS = ("numbers", "gated", "dropped")
 
 CRITEO = Schema(
     label="label",
@@ -107,7 +129,7 @@ def load_schema(path: Path) -> Schema:
         raise DataError(f"schema file {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"schema file {path} is not valid TOML: {error}") from None
-    known = {field.name for field in fields(Schema)}
+    known = {field.name for field in fields(Schema)} - {*_OF_RUNS}
     for key, value in content.items():
         if key not in known:
             raise DataError(
@@ -141,6 +163,7 @@ def schema_from(content: dict[str, Any]) -> Schema:
         key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
     }
     values["histories"] = tuple((column, of) for column, of in content["histories"])
+    values["dropped"] = tuple((column, number) for column, number in content.get("dropped", ()))
     return Schema(**values)
 
 

@@ -234,12 +234,11 @@ class TableSource:
 
 
 class NoRows:
-    """A log without rows."""
+    """A log whose rows are not read: there are none, or it is not trained on."""
 
-    rows = 0
-
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, rows: int = 0) -> None:
         self.schema = schema
+        self.rows = rows
 
     def blocks(self, start: int, stop: int) -> Iterator[RowBlock]:
         """No rows."""

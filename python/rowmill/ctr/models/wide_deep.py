@@ -4,6 +4,9 @@ Both halves use the same row of an id: its first weight is the id's weight in th
 vector in the deep half. To use crossed features, as the paper does, put the ids of a cross into the log as a further id
 column.
 
+An id's weight is added to the logit as it is, so a feature that is added to a trained model would change predictions by the
+initial weights of its ids. Its sum has a factor, its *gate*, which begins at 0.
+
 Shapes: B rows per batch, N numeric features, F id features, D weights per row, T tasks.
 """
 
@@ -25,6 +28,7 @@ class WideDeep(nn.Module):
         dim: D, at least 2: one weight for the wide half, the others for the deep half.
         dense_features: N.
         hidden: hidden widths of the deep half; a last layer of width 1 follows.
+        gated: numbers of the features with a gate.
 
     Example:
         >>> from rowmill.ctr.models import FeatureBags
@@ -42,10 +46,11 @@ class WideDeep(nn.Module):
         dim: int,
         dense_features: int = 13,
         hidden: Sequence[int] = (128, 64),
+        gated: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.embeddings = embeddings
-        self.wide = _Wide(dense_features, 1)
+        self.wide = _Wide(dense_features, 1, features, gated)
         deep = dense_features + features * (dim - 1)
         self.deep = mlp(deep, [*hidden, 1], relu_last=False)
 
@@ -75,6 +80,7 @@ class MultiTaskWideDeep(nn.Module):
         dense_features: N.
         shared: widths of the shared bottom.
         tower: hidden widths of every task's tower; a last layer of width 1 follows.
+        gated: numbers of the features with a gate.
 
     Example:
         >>> from rowmill.ctr.models import FeatureBags
@@ -94,10 +100,11 @@ class MultiTaskWideDeep(nn.Module):
         dense_features: int = 13,
         shared: Sequence[int] = (128,),
         tower: Sequence[int] = (64,),
+        gated: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.embeddings = embeddings
-        self.wide = _Wide(dense_features, tasks)
+        self.wide = _Wide(dense_features, tasks, features, gated)
         width = dense_features + features * (dim - 1)
         self.shared = mlp(width, shared)
         inputs = shared[-1] if shared else width
@@ -119,15 +126,25 @@ class MultiTaskWideDeep(nn.Module):
 class _Wide(nn.Module):
     """A linear model of numeric features for T tasks, and the sum of every id's weight."""
 
-    def __init__(self, dense_features: int, tasks: int) -> None:
+    def __init__(
+        self, dense_features: int, tasks: int, features: int, gated: Sequence[int]
+    ) -> None:
         super().__init__()
+        self._gated = list(gated)
+        self._open = [feature for feature in range(features) if feature not in gated]
         # Linear models start at zero; N may be 0.
         self.weight = nn.Parameter(torch.zeros(tasks, dense_features))
         self.bias = nn.Parameter(torch.zeros(tasks))
+        self.gates = nn.Parameter(torch.zeros(len(self._gated))) if self._gated else None
 
     def forward(self, dense_BN: Tensor, pooled_BFD: Tensor) -> Tensor:
         """``[B, T]``."""
-        ids_B1 = pooled_BFD[:, :, 0].sum(1, keepdim=True)
+        weights_BF = pooled_BFD[:, :, 0]
+        if self.gates is None:
+            ids_B1 = weights_BF.sum(1, keepdim=True)
+        else:
+            open_B1 = weights_BF[:, self._open].sum(1, keepdim=True)
+            ids_B1 = open_B1 + (weights_BF[:, self._gated] * self.gates).sum(1, keepdim=True)
         return nn.functional.linear(dense_BN, self.weight, self.bias) + ids_B1
 
 

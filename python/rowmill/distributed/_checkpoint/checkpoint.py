@@ -234,11 +234,21 @@ class Checkpoint:
         return number
 
     def restore(
-        self, model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None
+        self,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        adapted: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
     ) -> Any:
         """Restore everything but rows from the last checkpoint: dense weights, optimizer and random stream.
 
         The random stream is restored only if the number of ranks is unchanged. Call it after all tables were created.
+
+        Args:
+            model: The dense model.
+            optimizer: Optimizer of the dense weights.
+            adapted: Called with what was saved as "model" and "optimizer", returns what to load. The run may then have
+                further tables.
 
         Returns:
             The saved position; None if there is no checkpoint.
@@ -252,13 +262,16 @@ class Checkpoint:
         mine = self._opened()
 
         def load() -> None:
-            other = sorted(set(mine.table_names()) ^ set(manifest.tables))
+            names, known = set(mine.table_names()), set(manifest.tables)
+            other = names ^ known if adapted is None else known - names
             if other:
                 raise InvalidInput(
                     f"the checkpoint in {self.folder} is of another model: it has tables {sorted(manifest.tables)}, "
                     f"this run has {mine.table_names()}"
                 )
             state = saved_state(self.folder, manifest)
+            if adapted is not None:
+                state = {**state, **adapted(state)}
             try:
                 if model is not None:
                     load_dense_state_dict(_dense(model), state["model"])

@@ -1,0 +1,128 @@
+"""`SavedColumns`: the columns of a run's log, and its earlier data, as its last checkpoint has them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from rowmill.ctr.data import open_source
+from rowmill.ctr.data.schema import schema_from
+from rowmill.ctr.identity import check_of_first_rows
+from rowmill.errors import DataError, StoreCorrupt
+from rowmill.train.found_run import described_run, has_checkpoint
+from rowmill.train.identity import CHECKSUM, DATA_ROWS
+from rowmill.train.parts import Part
+from rowmill.train.run_files import read_run_file
+from rowmill.train.state import RunState, files_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from rowmill.config.config import Config
+    from rowmill.ctr.data import Schema
+
+
+@dataclass(frozen=True)
+class KnownData:
+    """Data that the run was trained on with other columns.
+
+    Attributes:
+        part: The part whose first rows are those of the data.
+        rows: Number of rows of the data.
+        is_current: Whether this is the current part.
+    """
+
+    part: Part
+    rows: int
+    is_current: bool
+
+
+@dataclass(frozen=True)
+class SavedColumns:
+    """What a checkpoint of a click model says of its log.
+
+    Attributes:
+        schema: The columns.
+        vocabulary: The values of each id column by its name, with those of dropped columns; empty without a vocabulary.
+        parts: The parts that are complete, and the current one last if there is one, with their columns.
+    """
+
+    schema: Schema
+    vocabulary: dict[str, NDArray[np.int64]]
+    parts: tuple[tuple[Part, Schema], ...]
+    has_current: bool
+
+    @classmethod
+    def found(cls, config: Config) -> Self | None:
+        """Those of the run that is resumed or continued; None without a checkpoint that can be read."""
+        rows = config.train.out / "store" if config.store.path is None else config.store.path
+        if not config.train.resume or not has_checkpoint(rows):
+            return None
+        try:
+            described = described_run(rows)
+            names = {} if described is None else files_of(described)
+            if described is None or "schema" not in names:
+                return None
+            files = {
+                role: read_run_file(rows, names[role])
+                for role in ("schema", "vocabulary", "dropped vocabulary")
+                if role in names
+            }
+        except StoreCorrupt:
+            return None  # Opening the rows says more.
+        schema = schema_from(files["schema"])
+        values: dict[str, Any] = dict(zip(schema.ids, files.get("vocabulary", ()), strict=False))
+        values |= files.get("dropped vocabulary", {})
+        state = RunState.from_json(described["state"])
+        parts: list[tuple[Part, Schema]] = []
+        columns = schema
+        for part in reversed(state.parts):
+            columns = columns if part.columns is None else schema_from(part.columns)
+            parts.insert(0, (part, columns))
+        identity: dict[str, Any] = json.loads(described["identity"])
+        if not state.is_between_parts:
+            current = Part(state.data, identity[DATA_ROWS], identity[CHECKSUM], state.step, 0, {})
+            parts.append((current, schema))
+        return cls(
+            schema,
+            {name: np.array(known, np.int64) for name, known in values.items()},
+            tuple(parts),
+            not state.is_between_parts,
+        )
+
+    def known(self, path: Path, schema: Schema) -> KnownData | None:
+        """Whether data begins with the rows of a part that was read with other columns than these.
+
+        The checksum of a part is one of its columns, so data is read with the columns of each part: its first rows.
+        """
+        checks: dict[tuple[Any, ...], tuple[int, str] | None] = {}
+        for number, (part, of) in enumerate(self.parts):
+            key = _read_by(of)
+            if key == _read_by(schema):
+                continue
+            if key not in checks:
+                checks[key] = _check(path, of)
+            found = checks[key]
+            if found is not None and found[1] == part.checksum:
+                last = number + 1 == len(self.parts)
+                return KnownData(part, found[0], last and self.has_current)
+        return None
+
+
+def _read_by(schema: Schema) -> tuple[Any, ...]:
+    """What the checksum of rows depends on."""
+    return (*schema.labels, None, *schema.dense, None, *schema.ids, schema.histories, schema.places)
+
+
+def _check(path: Path, schema: Schema) -> tuple[int, str] | None:
+    """Number of rows and checksum; None if the data cannot be read with these columns."""
+    try:
+        source = open_source(path, schema)
+        return source.rows, check_of_first_rows(source)
+    except DataError:
+        return None
