@@ -125,6 +125,17 @@ pub enum HostError {
         /// The names that exist.
         tables: String,
     },
+    /// Rows of some vectors cannot be read on the node's disk. The other vectors were answered.
+    #[error("{url}: {} vectors have rows that cannot be read, the first of table {table:?} ({}); \
+             the node's error log names table and block: fill the namespace again", .vectors.len(), .vectors[0].1)]
+    Unreadable {
+        /// The namespace.
+        url: String,
+        /// The table of the first one.
+        table: String,
+        /// Number of the feature in the call, and of its bag or id.
+        vectors: Vec<(usize, usize)>,
+    },
     /// An argument of a call has a wrong value.
     #[error("{url}: {reason}")]
     Argument {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rowmill_nvme::{
-    AsOf, Command, Exchange, Fetch, FetchHeader, Form, RowDtype, Status, TableEntry, TableSpec, VendorArea,
+    Command, Exchange, Fetch, FetchHeader, Form, RowDtype, Status, TableEntry, TableSpec, VendorArea,
     encode_begin, encode_frame, io, page, parse_tables,
 };
 use rowmill_rows::IdBag;
@@ -49,6 +49,14 @@ impl Tables {
     pub fn get(&self, name: &str) -> Option<&TableEntry> {
         self.by_name.get(name).map(|&at| &self.entries[at])
     }
+}
+
+/// What a request got.
+struct Answered {
+    /// Frames of the feed up to this one are applied to all rows.
+    sequence: u64,
+    /// Vectors whose rows cannot be read: number of the feature and of its vector.
+    damaged: Vec<(usize, usize)>,
 }
 
 /// Why a part of a result must be staged again, or the whole request.
@@ -167,7 +175,8 @@ impl Rows {
     ///
     /// # Errors
     ///
-    /// Invalid bags, unknown tables, and errors of the node that are there at the deadline.
+    /// Invalid bags, unknown tables, and errors of the node that are there at the deadline. After
+    /// [`HostError::Unreadable`], `out` has all vectors, but the numbers of those that the error names are NaN.
     ///
     /// # Panics
     ///
@@ -232,8 +241,14 @@ impl Rows {
                 let reason = format!("table {name:?} has rows of {has} weights, not {dim}: open it again");
                 return Err(self.argument(reason));
             }
-            match self.try_request(form, &entries, features, out, place, tables.generation, deadline)? {
-                Some(sequence) => return Ok(sequence),
+            let answer =
+                self.try_request(form, &entries, features, out, place, tables.generation, deadline)?;
+            match answer {
+                Some(Answered { sequence, damaged }) if damaged.is_empty() => return Ok(sequence),
+                Some(Answered { damaged, .. }) => {
+                    let table = names[damaged[0].0].to_owned();
+                    return Err(HostError::Unreadable { url: self.url.clone(), table, vectors: damaged });
+                }
                 None if Instant::now() < deadline => tables = self.read_again()?,
                 None => {
                     let reason = "its tables were replaced again and again until the deadline".into();
@@ -263,7 +278,7 @@ impl Rows {
         place: Place,
         generation: u64,
         deadline: Instant,
-    ) -> Result<Option<u64>, HostError> {
+    ) -> Result<Option<Answered>, HostError> {
         let dim = entries.first().map_or(0, |entry| entry.dim as usize);
         let capsule_bytes = self.client.ready().capsule_data_bytes;
         let limits = Limits {
@@ -278,7 +293,7 @@ impl Rows {
         };
         let parts = plan(features, form, limits).map_err(|reason| self.argument(reason))?;
         let numbers: Vec<u32> = entries.iter().map(|entry| entry.table).collect();
-        let mut sequence = u64::MAX;
+        let mut answered = Answered { sequence: u64::MAX, damaged: Vec::new() };
         let mut sent = std::collections::VecDeque::new();
         let mut next = parts.iter();
         loop {
@@ -294,8 +309,12 @@ impl Rows {
             let mut full_wait = FULL_WAIT;
             let data = loop {
                 match self.receive(pending, generation, part.vectors * limits.vector_bytes, deadline) {
-                    Ok(Ok((data, as_of))) => {
-                        sequence = sequence.min(as_of.sequence);
+                    Ok(Ok((data, header))) => {
+                        answered.sequence = answered.sequence.min(header.sequence.get());
+                        if header.damaged.get() > 0 {
+                            let vectors = &data[size_of::<FetchHeader>()..];
+                            answered.damaged.extend(part.damaged(vectors, limits.vector_bytes));
+                        }
                         break data;
                     }
                     Ok(Err(Retry::Tables)) => return Ok(None),
@@ -309,7 +328,10 @@ impl Rows {
             };
             part.place(&data[size_of::<FetchHeader>()..], features, out, place, dim);
         }
-        Ok(Some(if sequence == u64::MAX { 0 } else { sequence }))
+        if answered.sequence == u64::MAX {
+            answered.sequence = 0;
+        }
+        Ok(Some(answered))
     }
 
     #[allow(clippy::too_many_arguments, reason = "the parts of one request")]
@@ -328,7 +350,8 @@ impl Rows {
         let is_whole = data.len() <= limits.capsule_bytes;
         let stage = Request { name: "stage", command, exchange: Exchange::Send(data), is_repeatable: false };
         let bytes = size_of::<FetchHeader>() + part.vectors * limits.vector_bytes;
-        let command = Fetch { handle, offset: 0, is_kept: false }.to_command(self.namespace);
+        let command = Fetch { handle, offset: 0, is_kept: false, takes_damaged: true };
+        let command = command.to_command(self.namespace);
         let exchange = Exchange::Receive(bytes.next_multiple_of(4));
         let fetch = Request { name: "fetch", command, exchange, is_repeatable: false };
         if !is_whole {
@@ -346,7 +369,7 @@ impl Rows {
         generation: u64,
         bytes: usize,
         deadline: Instant,
-    ) -> Result<Result<(Vec<u8>, AsOf), Retry>, HostError> {
+    ) -> Result<Result<(Vec<u8>, FetchHeader), Retry>, HostError> {
         let Sent { stage, fetch } = sent;
         let fetched = stage.wait().and_then(|_| match fetch {
             Later::Sent(fetch) => fetch.wait(),
@@ -362,8 +385,7 @@ impl Rows {
                 if part.len() != bytes || header.total_bytes.get() != bytes as u64 {
                     return Err(damaged());
                 }
-                let as_of = AsOf { sequence: header.sequence.get(), generation };
-                return Ok(Ok((completed.data, as_of)));
+                return Ok(Ok((completed.data, header)));
             }
             Err(error) => error,
         };

@@ -4,7 +4,9 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use rowmill_nvme::{Command, FeatureRequest, FetchHeader, Form, IdsRequest, Pooling, RowDtype, encode_stage};
+use rowmill_nvme::{
+    Command, DAMAGED_BYTE, FeatureRequest, FetchHeader, Form, IdsRequest, Pooling, RowDtype, encode_stage,
+};
 use rowmill_rows::IdBag;
 use zerocopy::IntoBytes;
 
@@ -214,6 +216,15 @@ impl Part {
             })
             .collect();
         encode_stage(namespace, handle, form, dtype, &requests)
+    }
+
+    /// The damaged vectors of a result: number of the feature and of its vector.
+    pub(crate) fn damaged(&self, result: &[u8], vector_bytes: usize) -> Vec<(usize, usize)> {
+        let vectors =
+            self.pieces.iter().flat_map(|piece| piece.vectors.clone().map(|vector| (piece.feature, vector)));
+        let is_damaged = |vector: &[u8]| vector.iter().all(|&byte| byte == DAMAGED_BYTE);
+        let found = vectors.zip(result.chunks_exact(vector_bytes)).filter(|(_, bytes)| is_damaged(bytes));
+        found.map(|(vector, _)| vector).collect()
     }
 
     /// Write the vectors of the result.

@@ -10,54 +10,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use common::tables::{self, DENSE_ROWS, spec};
 use common::{serve_rows, serve_rows_at, settings, soon};
 use rowmill_host::{Client, HostError, NvmeUrl, Rows};
 use rowmill_nvme::Status;
-use rowmill_store::{
-    Dtype, IdBag, IdRange, Initializer, OptimizerSpec, Pooling, StalenessBound, Store, StoreOptions, Table,
-    TableSpec,
-};
+use rowmill_store::{Dtype, IdBag, IdRange, Pooling, Store, Table};
 use rowmill_testkit::Rng64;
-
-const DENSE_ROWS: u64 = 1000;
-
-fn spec(dim: u32, dtype: Dtype, ids: IdRange) -> TableSpec {
-    TableSpec {
-        dim,
-        dtype,
-        optimizer: OptimizerSpec::Sgd { lr: 0.5 },
-        initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
-        staleness: StalenessBound::Steps(0),
-        ids,
-        eviction: None,
-        admission: None,
-    }
-}
 
 /// "users" and "items" are one group; half of their ids have rows.
 fn store() -> (tempfile::TempDir, Arc<Store>) {
     let folder = tempfile::tempdir().unwrap();
-    let options = StoreOptions { memory: 32 << 20, threads: 2, seed: 7, ..StoreOptions::default() };
-    let writer = Store::open(folder.path(), options.clone()).unwrap();
     let dense = IdRange::Dense { rows: DENSE_ROWS };
-    let specs = [
+    let tables = [
         ("users", spec(24, Dtype::F32, IdRange::Sparse)),
         ("items", spec(24, Dtype::F32, dense)),
         ("words", spec(16, Dtype::Bf16, dense)),
     ];
-    let mut rng = Rng64::new(1);
-    for (name, spec) in specs {
-        let table = writer.table(name, &spec).unwrap();
-        let ids: Vec<u64> = (0..DENSE_ROWS).step_by(2).collect();
-        let values: Vec<f32> =
-            (0..ids.len() * spec.dim as usize).map(|_| rng.below(2000) as f32 / 1000.0 - 1.0).collect();
-        table.put(&ids, &values, None).unwrap();
-    }
-    writer.checkpoint(&[]).unwrap();
-    writer.close();
-    drop(writer);
-    let store =
-        Store::open(folder.path(), StoreOptions { read_only: true, create: false, ..options }).unwrap();
+    let store = tables::store(folder.path(), &tables);
     (folder, store)
 }
 
@@ -246,4 +215,52 @@ fn wrong_requests_are_told() {
     let started = Instant::now();
     let error = pool("users", &[1], &[0, 1], started + Duration::from_millis(300));
     assert!(matches!(error, HostError::TimedOut { .. }) && started.elapsed() < common::PATIENCE, "{error}");
+}
+
+#[test]
+fn bags_beside_damaged_rows_are_answered() {
+    let (folder, store) = store();
+    let (store, damaged) = tables::damage(store, folder.path(), "words", 500);
+    let served = serve_rows(&store);
+    let rows = rows(&served.url());
+    let intact: Vec<u64> = (0..DENSE_ROWS).step_by(2).filter(|id| !damaged.contains(id)).collect();
+    // Some MB, so that there are many parts. Bags 700 and 5000 of the second feature have a damaged row.
+    let bags = 6000;
+    let bad = [700, 5000];
+    let first: Vec<u64> = (0..bags * 3).map(|at| intact[at * 7 % intact.len()]).collect();
+    let mut second = first.clone();
+    for (&bag, &id) in bad.iter().zip(damaged.iter().cycle()) {
+        second[bag * 3 + 1] = id;
+    }
+    let offsets: Vec<i64> = (0..=bags as i64).map(|bag| bag * 3).collect();
+    let bag = |ids| IdBag { ids, offsets: &offsets, weights: None, padding: None, pooling: Pooling::Sum };
+    let asked = [("words", bag(&first)), ("words", bag(&second))];
+    let mut found = vec![0_f32; bags * 32];
+    let error = rows.pool(&asked, 16, &mut found, 32, soon()).unwrap_err();
+    let HostError::Unreadable { table, vectors, .. } = &error else { panic!("{error}") };
+    assert_eq!((table.as_str(), &vectors[..]), ("words", &bad.map(|bag| (1, bag))[..]));
+    assert!(error.to_string().contains("2 vectors") && error.to_string().contains("error log"), "{error}");
+    let words = store.open_table("words").unwrap();
+    let mut expected = vec![0_f32; bags * 16];
+    store.evaluate(&[(&words, bag(&first))], &mut expected, 16, None).unwrap();
+    for (at, (row, expected)) in found.chunks(32).zip(expected.chunks(16)).enumerate() {
+        assert_eq!(&row[..16], expected, "bag {at}");
+        if bad.contains(&at) {
+            assert!(row[16..].iter().all(|value| value.is_nan()), "bag {at}");
+        } else {
+            assert_eq!(&row[16..], expected, "bag {at}");
+        }
+    }
+    // Rows of ids, too.
+    let ids = [intact[0], damaged[0], intact[1]];
+    let mut found = vec![0_u16; 48];
+    let error = rows.get(&[("words", &ids[..])], &mut found, soon()).unwrap_err();
+    assert!(matches!(&error, HostError::Unreadable { vectors, .. } if vectors[..] == [(0, 1)]), "{error}");
+    assert_eq!(found[16..32], [u16::MAX; 16]);
+    let mut expected = vec![0_u16; 16];
+    let one =
+        IdBag { ids: &[intact[1]], offsets: &[0, 1], weights: None, padding: None, pooling: Pooling::Sum };
+    store.evaluate(&[(&words, one)], &mut expected, 16, None).unwrap();
+    assert_eq!(found[32..], expected);
+    served.end();
 }

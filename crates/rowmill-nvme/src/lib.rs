@@ -48,8 +48,9 @@ pub use log::{
 };
 pub use pdu::{CommonHeader, Digests, Fatal, FatalReason, Initialize, Kind, Side, Terminate, Transfer};
 pub use vendor::{
-    Apply, ApplyBegin, AsOf, Feature, FeatureRequest, Fetch, FetchHeader, Form, Ids, IdsRequest, Pooling,
-    RowDtype, Stage, TableSpec, VENDOR_VERSION, VendorArea, encode_begin, encode_frame, encode_stage,
+    Apply, ApplyBegin, AsOf, DAMAGED_BYTE, Feature, FeatureRequest, Fetch, FetchHeader, Form, Ids,
+    IdsRequest, Pooling, RowDtype, Stage, StagedResult, TableSpec, VENDOR_VERSION, VendorArea, encode_begin,
+    encode_frame, encode_stage,
 };
 
 /// Most bytes of data of one command.

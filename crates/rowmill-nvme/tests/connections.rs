@@ -215,7 +215,7 @@ fn rows_are_staged_and_fetched() {
     assert_eq!(first.status(&mut node, now, stage, Exchange::Send(data.clone())), Status::SUCCESS);
     assert_eq!(first.status(&mut node, now, stage, Exchange::Send(data)), Status::HANDLE_IN_USE);
     // A result is valid on every queue of its controller.
-    let fetch = Fetch { handle: 42, offset: 0, is_kept: false };
+    let fetch = Fetch { handle: 42, offset: 0, is_kept: false, takes_damaged: false };
     let (completion, answer) = second.call(&mut node, now, fetch.to_command(ROWS), Exchange::Receive(64));
     assert_eq!((completion.status(), answer.len()), (Status::SUCCESS, 64));
     let (header, result) = FetchHeader::parse(&answer).unwrap();

@@ -50,9 +50,14 @@ fn stage() {
 
 #[test]
 fn fetch() {
-    let fetch = Fetch { handle: HANDLE, offset: 2, is_kept: true };
-    let answer = fetch.encode(&[1, 2, 3, 4, 5, 6], AsOf { sequence: 1_234_567_890_123, generation: 9 }, 40);
-    assert_eq!((fetch.to_command(2), answer), golden("fetch"));
+    let as_of = AsOf { sequence: 1_234_567_890_123, generation: 9 };
+    let fetch = Fetch { handle: HANDLE, offset: 2, is_kept: true, takes_damaged: false };
+    let result = StagedResult { bytes: vec![1, 2, 3, 4, 5, 6], damaged: 0 };
+    assert_eq!((fetch.to_command(2), fetch.encode(&result, as_of, 40)), golden("fetch"));
+    // Vectors of 4 bytes, of which the second is damaged.
+    let fetch = Fetch { handle: HANDLE, offset: 0, is_kept: false, takes_damaged: true };
+    let result = StagedResult { bytes: vec![1, 2, 3, 4, 0xff, 0xff, 0xff, 0xff, 9, 10, 11, 12], damaged: 1 };
+    assert_eq!((fetch.to_command(2), fetch.encode(&result, as_of, 44)), golden("fetch-damaged"));
 }
 
 #[test]

@@ -143,7 +143,10 @@ impl Served {
         });
         match staged {
             Ok(()) => Answer::success(),
-            Err(status) => self.failed(status.into()),
+            Err(status) => {
+                self.counters.add(Count::Errors, 1);
+                status.into()
+            }
         }
     }
 
@@ -154,8 +157,8 @@ impl Served {
             (Ok(IoCommand::Fetch { fetch, bytes, .. }), Some(rows)) => {
                 rows.fetch(connected.controller, fetch, bytes, reply);
             }
-            (Err(status), _) => reply.answer(Err(status.into())),
-            (Ok(_), _) => reply.answer(Err(Status::INVALID_OPCODE.into())),
+            (Err(status), _) => reply.answer(status.into()),
+            (Ok(_), _) => reply.answer(Status::INVALID_OPCODE.into()),
         }
     }
 
@@ -209,11 +212,5 @@ impl Served {
             // They are executed elsewhere, in their order.
             (IoCommand::Stage { .. } | IoCommand::Fetch { .. }, _) => Err(Status::INVALID_OPCODE.into()),
         }
-    }
-
-    /// Count a command that failed. Returns its answer.
-    pub(crate) fn failed(&self, fault: Fault) -> Answer {
-        self.counters.add(Count::Errors, 1);
-        fault.answer()
     }
 }

@@ -1,5 +1,18 @@
-use rowmill_nvme::{Answer, ErrorPlace, Status};
+use rowmill_nvme::{ErrorPlace, Status};
 use rowmill_store::StoreError;
+
+/// What a fetch is answered with, and where rows could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fetched {
+    pub(crate) data: Result<Vec<u8>, Status>,
+    pub(crate) places: Vec<ErrorPlace>,
+}
+
+impl From<Status> for Fetched {
+    fn from(status: Status) -> Fetched {
+        Fetched { data: Err(status), places: Vec::new() }
+    }
+}
 
 /// Why a command failed: its status, and where, if the error log shall say so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,17 +32,16 @@ impl Fault {
     pub(crate) fn of_store(error: &StoreError, place: ErrorPlace) -> Fault {
         tracing::error!(%error, table = place.table, "a command on rows failed");
         match error {
-            StoreError::Corrupt { .. } | StoreError::Device(_) => {
-                Fault { status: Status::UNRECOVERED_READ_ERROR, place: Some(place) }
-            }
+            _ if is_damage(error) => Fault { status: Status::UNRECOVERED_READ_ERROR, place: Some(place) },
             StoreError::IdRange { .. } => Status::ID_OUT_OF_RANGE.into(),
             StoreError::Full { .. } | StoreError::MemoryTooSmall { .. } => Status::CAPACITY_EXCEEDED.into(),
             StoreError::Poisoned { .. } => Status::WRITE_FAULT.into(),
             _ => Status::INTERNAL_ERROR.into(),
         }
     }
+}
 
-    pub(crate) fn answer(self) -> Answer {
-        Answer { has_more: self.place.is_some(), ..self.status.into() }
-    }
+/// Whether some rows cannot be read, so that others may be.
+pub(crate) fn is_damage(error: &StoreError) -> bool {
+    matches!(error, StoreError::Corrupt { .. } | StoreError::Device(_))
 }

@@ -6,13 +6,15 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use ring::rand::{SecureRandom, SystemRandom};
 use rowmill_nvme::{
-    Answer, Connected, Endpoint, Nqn, Outcome, Page, Port, PortEvent, Refusal, Request, Status, Subsystem,
+    Answer, Connected, Endpoint, ErrorPlace, Nqn, Outcome, Page, Port, PortEvent, Refusal, Request, Status,
+    Subsystem,
 };
 use rowmill_server::Drain;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::counters::Count;
 use crate::export::{Export, Served};
 use crate::fault::Fault;
 use crate::rows::{PoolingThreads, Rows};
@@ -198,17 +200,27 @@ impl Node {
     pub(crate) fn fetch(&self, connected: &Connected, request: &Request, reply: Reply) {
         match self.served_to(connected) {
             Some(served) => served.fetch(connected, request, reply),
-            None => reply.answer(Err(Status::INVALID_OPCODE.into())),
+            None => reply.answer(Status::INVALID_OPCODE.into()),
         }
     }
 
-    /// The answer of a command that failed. The error log says where.
-    pub(crate) fn failed(&self, connected: &Connected, cid: u16, fault: Fault) -> Answer {
-        if let Some(place) = fault.place {
-            let mut port = self.port.lock();
-            port.record_error(connected.controller, connected.queue, cid, fault.status, place);
+    /// A command has failed, or has an answer with damaged vectors. The error log says where.
+    pub(crate) fn log_failure(
+        &self,
+        connected: &Connected,
+        cid: u16,
+        status: Option<Status>,
+        places: &[ErrorPlace],
+    ) {
+        let logged = status.unwrap_or(Status::UNRECOVERED_READ_ERROR);
+        let mut port = self.port.lock();
+        for place in places {
+            port.record_error(connected.controller, connected.queue, cid, logged, *place);
         }
-        self.served_to(connected).map_or(fault.status.into(), |served| served.failed(fault))
+        drop(port);
+        if let Some(served) = self.served_to(connected) {
+            served.counters.add(Count::Errors, 1);
+        }
     }
 
     /// What the subsystem of a queue serves; none for discovery.

@@ -5,7 +5,9 @@ use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rowmill_nvme::{Answer, Connected, Connection, ConnectionEvent, Request, Status, io as io_opcode};
+use rowmill_nvme::{
+    Answer, Connected, Connection, ConnectionEvent, ErrorPlace, Request, Status, io as io_opcode,
+};
 use rowmill_server::Hold;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -13,7 +15,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::Node;
-use crate::fault::Fault;
+use crate::fault::{Fault, Fetched};
 use crate::node::{Control, PERMIT_BYTES};
 use crate::wire_memory::{LIMITS, READ_BYTES};
 
@@ -23,7 +25,9 @@ const PARTS_MAX: usize = 64;
 /// The result of a command that ran on another thread, with its share of the memory for answers.
 struct Done {
     cid: u16,
-    result: Result<Answer, Fault>,
+    result: Result<Answer, Status>,
+    /// Where rows or blocks could not be read.
+    places: Vec<ErrorPlace>,
     _permit: Arc<OwnedSemaphorePermit>,
 }
 
@@ -36,14 +40,13 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// Answer with data, or with the status of a fault.
-    pub(crate) fn answer(self, result: Result<Vec<u8>, Fault>) {
-        self.finish(result.map(Answer::data));
+    pub(crate) fn answer(self, Fetched { data, places }: Fetched) {
+        self.finish(data.map(Answer::data), places);
     }
 
-    fn finish(self, result: Result<Answer, Fault>) {
+    fn finish(self, result: Result<Answer, Status>, places: Vec<ErrorPlace>) {
         // A session that has ended needs no answer.
-        let _ = self.done.send(Done { cid: self.cid, result, _permit: self.permit });
+        let _ = self.done.send(Done { cid: self.cid, result, places, _permit: self.permit });
     }
 }
 
@@ -188,17 +191,22 @@ impl Session {
             let Ok(_disk) = node.disk.acquire().await else { return };
             let result = tokio::task::spawn_blocking(move || executor.io(&connected, &request)).await;
             // A command that panicked is answered, too.
-            reply.finish(result.unwrap_or_else(|_| Err(Status::INTERNAL_ERROR.into())));
+            match result.unwrap_or_else(|_| Err(Status::INTERNAL_ERROR.into())) {
+                Ok(answer) => reply.finish(Ok(answer), Vec::new()),
+                Err(Fault { status, place }) => reply.finish(Err(status), place.into_iter().collect()),
+            }
         });
     }
 
     fn finish(&mut self, done: Done) {
-        let answer = match (done.result, &self.connected) {
-            (Ok(answer), _) => answer,
-            (Err(fault), Some(connected)) => self.node.failed(connected, done.cid, fault),
-            (Err(fault), None) => fault.answer(),
-        };
-        self.connection.answer(done.cid, answer);
+        let Done { cid, result, places, .. } = done;
+        if let Some(connected) = &self.connected
+            && (result.is_err() || !places.is_empty())
+        {
+            self.node.log_failure(connected, cid, result.as_ref().err().copied(), &places);
+        }
+        let answer = result.unwrap_or_else(Answer::from);
+        self.connection.answer(cid, Answer { has_more: !places.is_empty(), ..answer });
     }
 
     /// Send as much as the socket takes.

@@ -12,37 +12,19 @@ use std::sync::Arc;
 use rowmill_io::{BLOCK_BYTES, MemoryVolume};
 use rowmill_nvme::*;
 use rowmill_storage_node::{ExportContent, NAMESPACE, RowsLimits};
-use rowmill_store::{
-    Dtype, IdBag, IdRange, Initializer, OptimizerSpec, StalenessBound, Store, StoreOptions, Table,
-};
+use rowmill_store::{Dtype, IdBag, IdRange, Store, Table};
 use rowmill_testkit::Rng64;
 
+use self::common::tables::{self, DENSE_ROWS, spec};
 use self::common::{Queue, Served, connect, connect_as, host};
 
 const DIGESTS: Digests = Digests { header: true, data: true };
-const DENSE_ROWS: u64 = 1000;
 const LIMITS: RowsLimits = RowsLimits { staged_bytes_max: 4 << 20, lookups_per_second: None };
-
-fn spec(dim: u32, dtype: Dtype, ids: IdRange) -> rowmill_store::TableSpec {
-    rowmill_store::TableSpec {
-        dim,
-        dtype,
-        optimizer: OptimizerSpec::Sgd { lr: 0.5 },
-        initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
-        staleness: StalenessBound::Steps(0),
-        ids,
-        eviction: None,
-        admission: None,
-    }
-}
 
 /// Names in the order of the tables' numbers. The first two are one group.
 const TABLES: [&str; 4] = ["users", "items", "words", "split"];
 
-/// Write a store whose tables have rows for half of their ids, and open it read-only.
 fn store(folder: &Path) -> Arc<Store> {
-    let options = StoreOptions { memory: 32 << 20, threads: 2, seed: 7, ..StoreOptions::default() };
-    let writer = Store::open(folder, options.clone()).unwrap();
     let dense = IdRange::Dense { rows: DENSE_ROWS };
     let specs = [
         spec(9, Dtype::F32, IdRange::Sparse),
@@ -50,18 +32,8 @@ fn store(folder: &Path) -> Arc<Store> {
         spec(24, Dtype::Bf16, dense),
         spec(5, Dtype::SplitBf16, IdRange::Sparse),
     ];
-    let mut rng = Rng64::new(1);
-    for (name, spec) in TABLES.iter().zip(&specs) {
-        let table = writer.table(name, spec).unwrap();
-        let ids: Vec<u64> = (0..DENSE_ROWS).step_by(2).collect();
-        let values: Vec<f32> =
-            (0..ids.len() * spec.dim as usize).map(|_| rng.below(2000) as f32 / 1000.0 - 1.0).collect();
-        table.put(&ids, &values, None).unwrap();
-    }
-    writer.checkpoint(&[]).unwrap();
-    writer.close();
-    drop(writer);
-    Store::open(folder, StoreOptions { read_only: true, create: false, ..options }).unwrap()
+    let tables: Vec<_> = TABLES.into_iter().zip(specs).collect();
+    tables::store(folder, &tables)
 }
 
 fn serve(store: &Arc<Store>, limits: RowsLimits, hosts: Hosts) -> Served {
@@ -151,7 +123,14 @@ fn stage(io: &mut Queue, handle: u64, features: &[FeatureRequest<'_>]) -> Status
 }
 
 fn fetch(io: &mut Queue, handle: u64, bytes: usize) -> Result<Vec<u8>, Status> {
-    let fetch = Fetch { handle, offset: 0, is_kept: false };
+    let fetch = Fetch { handle, offset: 0, is_kept: false, takes_damaged: false };
+    let (damaged, part) = try_fetch(io, fetch, bytes)?;
+    assert_eq!(damaged, 0);
+    Ok(part)
+}
+
+/// How many vectors are damaged, and all vectors.
+fn try_fetch(io: &mut Queue, fetch: Fetch, bytes: usize) -> Result<(u16, Vec<u8>), Status> {
     let wanted = (bytes + 32).next_multiple_of(4);
     let (status, data) = io.call(fetch.to_command(NAMESPACE), Exchange::Receive(wanted));
     if status != Status::SUCCESS {
@@ -159,7 +138,7 @@ fn fetch(io: &mut Queue, handle: u64, bytes: usize) -> Result<Vec<u8>, Status> {
     }
     let (header, part) = FetchHeader::parse(&data).unwrap();
     assert_eq!(header.total_bytes.get(), part.len() as u64);
-    Ok(part.to_vec())
+    Ok((header.damaged.get(), part.to_vec()))
 }
 
 /// One bag of these ids.
@@ -219,7 +198,8 @@ fn pooled_vectors_have_the_bits_of_the_store() {
                         // The fetch is sent before the stage is answered.
                         let bytes: usize =
                             features.iter().map(|feature| feature.expected(store, *form, *dtype).len()).sum();
-                        let fetch = Fetch { handle: *handle, offset: 0, is_kept: false };
+                        let fetch =
+                            Fetch { handle: *handle, offset: 0, is_kept: false, takes_damaged: false };
                         let wanted = (bytes + 32).next_multiple_of(4);
                         io.host.submit(fetch.to_command(NAMESPACE), Exchange::Receive(wanted)).unwrap();
                     }
@@ -403,28 +383,11 @@ fn hosts_need_their_name_and_key() {
 #[test]
 fn damage_on_disk_is_a_status_whose_log_entry_names_table_and_block() {
     let folder = tempfile::tempdir().unwrap();
-    drop(store(folder.path()));
-    // The block with a row of `words`, the second group, is damaged. None is in memory yet.
-    let options =
-        StoreOptions { memory: 32 << 20, read_only: true, create: false, ..StoreOptions::default() };
-    let store = Store::open(folder.path(), options.clone()).unwrap();
-    let row = {
-        let mut row = vec![0.0_f32; 24];
-        store.open_table("words").unwrap().get(&[500], &mut row).unwrap();
-        row.iter().flat_map(|value| ((value.to_bits() >> 16) as u16).to_le_bytes()).collect::<Vec<u8>>()
-    };
-    drop(store);
-    let log = folder.path().join("group-1.log");
-    let mut content = std::fs::read(&log).unwrap();
-    let at = content.windows(row.len()).position(|bytes| bytes == row).expect("the log has the row");
-    content[at] ^= 1;
-    std::fs::write(&log, content).unwrap();
-    let store = Store::open(folder.path(), options).unwrap();
+    // `words` is a group of its own. None of its rows is in memory yet.
+    let (store, damaged) = tables::damage(store(folder.path()), folder.path(), "words", 500);
     let words = store.open_table("words").unwrap();
-    let is_damaged = |id: &u64| words.get(&[*id], &mut [0.0; 24]).is_err();
-    let damaged: Vec<u64> = (0..DENSE_ROWS).step_by(2).filter(is_damaged).collect();
-    let intact = (0..DENSE_ROWS).step_by(2).find(|id| !is_damaged(id)).expect("a part of the log is intact");
     let bad = damaged[0];
+    let intact = (0..DENSE_ROWS).step_by(2).find(|id| !damaged.contains(id)).unwrap();
 
     let served = serve_all(&store);
     let (mut admin, mut io) = connect(&served, DIGESTS);
@@ -453,5 +416,34 @@ fn damage_on_disk_is_a_status_whose_log_entry_names_table_and_block() {
     assert_eq!(entry[24], 1, "namespace");
     // As blocks, too.
     assert_eq!(io.read(word(16), 1).0, Status::UNRECOVERED_READ_ERROR);
+    // Other bags of the command are answered, to a fetch that takes damaged vectors.
+    let ids = [intact, intact, bad, intact, bad, intact];
+    let features = [
+        FeatureRequest { offsets: &[0, 2, 3, 3, 5], ..bag(2, &ids) },
+        bag(2, &ids[..1]),
+        FeatureRequest { weights: Some(&[2.0, 0.5]), offsets: &[0, 1], ..bag(2, &ids[1..3]) },
+    ];
+    assert_eq!(stage(&mut io, 20, &features), Status::SUCCESS);
+    let kept = Fetch { handle: 20, offset: 0, is_kept: true, takes_damaged: false };
+    let bytes = 8 * 96;
+    assert_eq!(try_fetch(&mut io, kept, bytes), Err(Status::UNRECOVERED_READ_ERROR), "it takes none");
+    let (count, vectors) = try_fetch(&mut io, Fetch { takes_damaged: true, ..kept }, bytes).unwrap();
+    let value = |factor: f32| -> Vec<u8> {
+        let row = expected.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()) * factor);
+        row.flat_map(f32::to_le_bytes).collect()
+    };
+    let broken = vec![DAMAGED_BYTE; 96];
+    let wanted =
+        [value(2.0), broken.clone(), vec![0; 96], broken.clone(), value(1.0), value(1.0), value(2.0), broken];
+    assert_eq!(count, 3);
+    for (at, (vector, wanted)) in vectors.chunks(96).zip(&wanted).enumerate() {
+        assert!(vector == wanted, "vector {at}");
+    }
+    // So many are not looked for.
+    let many = vec![bad; 100];
+    let offsets: Vec<u32> = (0..100).collect();
+    assert_eq!(stage(&mut io, 21, &[FeatureRequest { offsets: &offsets, ..bag(2, &many) }]), Status::SUCCESS);
+    let fetch = Fetch { handle: 21, takes_damaged: true, ..kept };
+    assert_eq!(try_fetch(&mut io, fetch, 100 * 96), Err(Status::UNRECOVERED_READ_ERROR));
     served.end();
 }

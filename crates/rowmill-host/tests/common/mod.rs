@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+#[path = "../../../rowmill-storage-node/tests/common/tables.rs"]
+pub(crate) mod tables;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::command::Status;
-use crate::vendor::{AsOf, Fetch};
+use crate::vendor::{AsOf, Fetch, StagedResult};
 
 /// Limits of the staged results of one controller.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +38,7 @@ enum State<T> {
         waiting: Vec<(T, Fetch, usize)>,
     },
     Ready {
-        result: Result<Vec<u8>, Status>,
+        result: Result<StagedResult, Status>,
         as_of: AsOf,
     },
 }
@@ -91,7 +91,7 @@ impl<T> StagedResults<T> {
         &mut self,
         now: Instant,
         handle: u64,
-        result: Result<Vec<u8>, Status>,
+        result: Result<StagedResult, Status>,
         as_of: AsOf,
     ) -> Vec<(T, FetchOutcome)> {
         let Some(entry) = self.entries.get_mut(&handle) else { return Vec::new() };
@@ -120,6 +120,9 @@ impl<T> StagedResults<T> {
             return FetchOutcome::Failed(Status::UNKNOWN_HANDLE);
         };
         let (outcome, is_kept) = match result {
+            Ok(result) if result.damaged > 0 && !fetch.takes_damaged => {
+                (FetchOutcome::Failed(Status::UNRECOVERED_READ_ERROR), fetch.is_kept)
+            }
             Ok(result) => (FetchOutcome::Data(fetch.encode(result, *as_of, bytes)), fetch.is_kept),
             Err(status) => (FetchOutcome::Failed(*status), false),
         };
@@ -164,7 +167,11 @@ mod tests {
     const AS_OF: AsOf = AsOf { sequence: 9, generation: 1 };
 
     fn fetch(handle: u64) -> Fetch {
-        Fetch { handle, offset: 0, is_kept: false }
+        Fetch { handle, offset: 0, is_kept: false, takes_damaged: false }
+    }
+
+    fn result(bytes: &[u8]) -> StagedResult {
+        StagedResult { bytes: bytes.to_vec(), damaged: 0 }
     }
 
     fn part(outcome: &FetchOutcome) -> Vec<u8> {
@@ -179,7 +186,7 @@ mod tests {
         staged.begin(now, 7, 3).unwrap();
         assert_eq!(staged.fetch(now, "first", fetch(7), 40), FetchOutcome::Waits);
         assert_eq!(staged.fetch(now, "second", fetch(7), 40), FetchOutcome::Failed(Status::OVER_QUOTA));
-        let finished = staged.finish(now, 7, Ok(vec![1, 2, 3]), AS_OF);
+        let finished = staged.finish(now, 7, Ok(result(&[1, 2, 3])), AS_OF);
         assert_eq!((finished.len(), finished[0].0, part(&finished[0].1)), (1, "first", vec![1, 2, 3]));
         assert_eq!(staged.bytes(), 0);
         assert_eq!(staged.fetch(now, "third", fetch(7), 40), FetchOutcome::Failed(Status::UNKNOWN_HANDLE));
@@ -190,14 +197,31 @@ mod tests {
         let now = Instant::now();
         let mut staged = StagedResults::new(LIMITS);
         staged.begin(now, 7, 10).unwrap();
-        staged.finish(now, 7, Ok((0..10).collect()), AS_OF);
+        staged.finish(now, 7, Ok(result(&(0..10).collect::<Vec<_>>())), AS_OF);
         for offset in [0, 4, 8] {
-            let outcome = staged.fetch(now, (), Fetch { handle: 7, offset, is_kept: true }, 36);
+            let outcome = staged.fetch(now, (), Fetch { offset, is_kept: true, ..fetch(7) }, 36);
             assert_eq!(part(&outcome), (offset as u8..10).take(4).collect::<Vec<_>>());
         }
         let later = now + LIMITS.lifetime;
         assert_eq!(staged.fetch(later, (), fetch(7), 36), FetchOutcome::Failed(Status::UNKNOWN_HANDLE));
         assert_eq!(staged.bytes(), 0);
+    }
+
+    #[test]
+    fn damaged_vectors_are_for_those_that_take_them() {
+        let now = Instant::now();
+        let mut staged = StagedResults::new(LIMITS);
+        staged.begin(now, 7, 8).unwrap();
+        staged.finish(now, 7, Ok(StagedResult { bytes: vec![0xff; 8], damaged: 1 }), AS_OF);
+        let refused = staged.fetch(now, (), Fetch { is_kept: true, ..fetch(7) }, 40);
+        assert_eq!(refused, FetchOutcome::Failed(Status::UNRECOVERED_READ_ERROR));
+        let outcome = staged.fetch(now, (), Fetch { takes_damaged: true, ..fetch(7) }, 40);
+        assert_eq!(part(&outcome), [0xff; 8]);
+        assert_eq!(staged.bytes(), 0);
+        staged.begin(now, 8, 8).unwrap();
+        staged.finish(now, 8, Ok(StagedResult { bytes: vec![0xff; 8], damaged: 1 }), AS_OF);
+        let refused = staged.fetch(now, (), fetch(8), 40);
+        assert_eq!((refused, staged.bytes()), (FetchOutcome::Failed(Status::UNRECOVERED_READ_ERROR), 0));
     }
 
     #[test]

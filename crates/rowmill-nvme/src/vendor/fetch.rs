@@ -1,5 +1,5 @@
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::VENDOR_VERSION;
 use crate::command::{Command, Status, io};
@@ -22,16 +22,38 @@ pub struct Fetch {
     pub offset: u32,
     /// Keep the result, to fetch more of it. Else it is freed.
     pub is_kept: bool,
+    /// Answer also if some vectors are damaged. Else the command fails.
+    pub takes_damaged: bool,
 }
+
+/// What a stage command gave.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StagedResult {
+    /// The vectors.
+    pub bytes: Vec<u8>,
+    /// How many vectors have rows that cannot be read. They consist of [`DAMAGED_BYTE`].
+    pub damaged: u16,
+}
+
+/// Vectors whose rows cannot be read consist of this byte, so their numbers are NaN.
+pub const DAMAGED_BYTE: u8 = 0xff;
+
+const KEEP: u32 = 1;
+const TAKE_DAMAGED: u32 = 1 << 1;
 
 impl Fetch {
     /// Parse a fetch command.
     pub(crate) fn parse(command: &Command) -> Result<Fetch, Status> {
         let flags = command.dword(13);
-        if flags > 1 {
+        if flags & !(KEEP | TAKE_DAMAGED) != 0 {
             return Err(Status::INVALID_FIELD);
         }
-        Ok(Fetch { handle: command.quadword(10), offset: command.dword(12), is_kept: flags == 1 })
+        Ok(Fetch {
+            handle: command.quadword(10),
+            offset: command.dword(12),
+            is_kept: flags & KEEP != 0,
+            takes_damaged: flags & TAKE_DAMAGED != 0,
+        })
     }
 
     /// The command, for namespace `nsid`.
@@ -39,20 +61,20 @@ impl Fetch {
         Command::new(io::FETCH, nsid)
             .with_quadword(10, self.handle)
             .with(12, self.offset)
-            .with(13, self.is_kept.into())
+            .with(13, (u32::from(self.is_kept) * KEEP) | (u32::from(self.takes_damaged) * TAKE_DAMAGED))
     }
 
     /// The data of the answer, of exactly `length` bytes: header, bytes of the result, zeros.
-    pub fn encode(self, result: &[u8], as_of: AsOf, length: usize) -> Vec<u8> {
-        let part = result.get(self.offset as usize..).unwrap_or_default();
+    pub fn encode(self, result: &StagedResult, as_of: AsOf, length: usize) -> Vec<u8> {
+        let part = result.bytes.get(self.offset as usize..).unwrap_or_default();
         let part = &part[..part.len().min(length.saturating_sub(size_of::<FetchHeader>()))];
         let header = FetchHeader {
             version: VENDOR_VERSION.into(),
             bytes: (part.len() as u32).into(),
-            total_bytes: (result.len() as u64).into(),
+            damaged: result.damaged.into(),
+            total_bytes: (result.bytes.len() as u64).into(),
             sequence: as_of.sequence.into(),
             generation: as_of.generation.into(),
-            ..FetchHeader::new_zeroed()
         };
         let mut data = Vec::with_capacity(length);
         data.extend(header.as_bytes());
@@ -68,7 +90,8 @@ impl Fetch {
 pub struct FetchHeader {
     /// Version of the format: 1.
     pub version: U16,
-    reserved_2: [u8; 2],
+    /// How many vectors of the whole result are damaged: rows of theirs cannot be read. They consist of [`DAMAGED_BYTE`].
+    pub damaged: U16,
     /// Bytes of the result that follow. Zeros fill up the rest.
     pub bytes: U32,
     /// Bytes of the whole result.
@@ -94,19 +117,24 @@ mod tests {
 
     #[test]
     fn answers_have_exactly_the_length_asked_for() {
-        let result: Vec<u8> = (0..100).collect();
+        let result = StagedResult { bytes: (0..100).collect(), damaged: 2 };
         for (offset, length, expected) in
             [(0, 132, 0..100), (0, 136, 0..100), (40, 52, 40..60), (100, 40, 0..0), (0, 32, 0..0)]
         {
-            let fetch = Fetch { handle: 1, offset, is_kept: false };
+            let fetch = Fetch { handle: 1, offset, is_kept: false, takes_damaged: true };
             let data = fetch.encode(&result, AsOf { sequence: 77, generation: 3 }, length);
             assert_eq!(data.len(), length);
             let (header, part) = FetchHeader::parse(&data).unwrap();
             assert_eq!(
-                (header.total_bytes.get(), header.sequence.get(), header.generation.get()),
-                (100, 77, 3)
+                (
+                    header.total_bytes.get(),
+                    header.sequence.get(),
+                    header.generation.get(),
+                    header.damaged.get()
+                ),
+                (100, 77, 3, 2)
             );
-            assert_eq!(part, &result[expected]);
+            assert_eq!(part, &result.bytes[expected]);
         }
         assert!(FetchHeader::parse(&[0; 31]).is_none());
         assert!(FetchHeader::parse(&[0; 32]).is_none(), "version 0");
@@ -114,8 +142,10 @@ mod tests {
 
     #[test]
     fn commands_are_parsed_and_unknown_flags_refused() {
-        let fetch = Fetch { handle: u64::MAX - 1, offset: 7, is_kept: true };
-        assert_eq!(Fetch::parse(&fetch.to_command(1)), Ok(fetch));
-        assert_eq!(Fetch::parse(&fetch.to_command(1).with(13, 2)), Err(Status::INVALID_FIELD));
+        for (is_kept, takes_damaged) in [(true, false), (false, true), (true, true)] {
+            let fetch = Fetch { handle: u64::MAX - 1, offset: 7, is_kept, takes_damaged };
+            assert_eq!(Fetch::parse(&fetch.to_command(1)), Ok(fetch));
+            assert_eq!(Fetch::parse(&fetch.to_command(1).with(13, 4)), Err(Status::INVALID_FIELD));
+        }
     }
 }

@@ -8,7 +8,7 @@ mod stage;
 
 pub use apply::{Apply, ApplyBegin, TableSpec, encode_begin, encode_frame};
 pub use area::VendorArea;
-pub use fetch::{AsOf, Fetch, FetchHeader};
+pub use fetch::{AsOf, DAMAGED_BYTE, Fetch, FetchHeader, StagedResult};
 pub use stage::{Feature, FeatureRequest, Form, Ids, IdsRequest, Pooling, RowDtype, Stage, encode_stage};
 
 /// Version of all layouts here.

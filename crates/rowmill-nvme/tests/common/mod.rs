@@ -259,7 +259,7 @@ impl Node {
                     staged.begin(now, stage.handle, result.len() as u64)?;
                     // A later frame of the feed is not applied.
                     let as_of = AsOf { sequence: 77, generation: 1 };
-                    staged.finish(now, stage.handle, Ok(result), as_of);
+                    staged.finish(now, stage.handle, Ok(StagedResult { bytes: result, damaged: 0 }), as_of);
                     Ok(())
                 });
                 begun.map_or_else(Answer::from, |()| Answer::success())

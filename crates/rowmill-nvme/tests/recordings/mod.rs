@@ -216,8 +216,10 @@ fn rows(mut tape: Tape) -> Recording {
         expect(stage(handle, &[plain(0)]), Status::SUCCESS);
     }
     expect(stage(5, &[plain(0)]), Status::OVER_QUOTA);
-    let fetch =
-        |handle, is_kept| (Fetch { handle, offset: 0, is_kept }.to_command(ROWS), Exchange::Receive(48));
+    let fetch = |handle, is_kept| {
+        let fetch = Fetch { handle, offset: 0, is_kept, takes_damaged: !is_kept };
+        (fetch.to_command(ROWS), Exchange::Receive(48))
+    };
     expect(fetch(1, true), Status::SUCCESS);
     expect(fetch(1, false), Status::SUCCESS);
     expect(fetch(1, false), Status::UNKNOWN_HANDLE);

@@ -1,13 +1,33 @@
 //! What one stage command asks for, checked against the tables.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use rowmill_nvme::{Feature, Form, RowDtype, Stage, Status};
+use rowmill_nvme::{DAMAGED_BYTE, ErrorPlace, Feature, Form, RowDtype, Stage, StagedResult, Status};
 use rowmill_store::{IdBag, IdRange, Pooling, StoreError, Table};
 use zerocopy::IntoBytes;
 
 use super::tables::{Tables, find_unreadable};
-use crate::fault::Fault;
+use crate::NAMESPACE;
+use crate::fault::{Fault, is_damage};
+
+/// Most damaged vectors of one result. Beyond, the whole command fails: each takes some calls of the store to find.
+const DAMAGED_MAX: usize = 64;
+
+/// The result of a job.
+#[derive(Debug)]
+pub(crate) struct Pooled {
+    pub(crate) result: StagedResult,
+    /// Where the rows of damaged vectors could not be read.
+    pub(crate) places: Vec<ErrorPlace>,
+}
+
+impl Pooled {
+    /// A result without damage.
+    pub(crate) fn whole(bytes: Vec<u8>) -> Pooled {
+        Pooled { result: StagedResult { bytes, damaged: 0 }, places: Vec::new() }
+    }
+}
 
 /// Bags of one table, as the store takes them.
 #[derive(Debug)]
@@ -61,6 +81,23 @@ impl Bags {
         let Bags { ids, offsets, weights, pooling, .. } = self;
         IdBag { ids, offsets, weights: weights.as_deref(), padding: None, pooling: *pooling }
     }
+
+    fn vectors(&self) -> usize {
+        self.offsets.len() - 1
+    }
+
+    /// Some of the bags.
+    fn part(&self, vectors: &Range<usize>) -> Bags {
+        let offsets = &self.offsets[vectors.start..=vectors.end];
+        let ids = offsets[0] as usize..offsets[vectors.len()] as usize;
+        Bags {
+            table: self.table,
+            ids: self.ids[ids.clone()].to_vec(),
+            offsets: offsets.iter().map(|offset| offset - offsets[0]).collect(),
+            weights: self.weights.as_ref().map(|weights| weights[ids].to_vec()),
+            pooling: self.pooling,
+        }
+    }
 }
 
 impl Job {
@@ -75,7 +112,8 @@ impl Job {
                 return Err(Status::MIXED_GROUPS);
             }
             let bags = Bags::new(feature, stage.form, table)?;
-            floats = (bags.offsets.len() - 1)
+            floats = bags
+                .vectors()
                 .checked_mul(table.spec().dim as usize)
                 .and_then(|more| floats.checked_add(more))
                 .ok_or(Status::OVER_QUOTA)?;
@@ -137,20 +175,70 @@ impl Job {
         Ok(jobs.iter().map(next).collect())
     }
 
-    /// The result of this job alone. Its error says which table and block cannot be read.
-    pub(crate) fn run_alone(&self) -> Result<Vec<u8>, Fault> {
-        let failed = match Job::run(&[self]) {
-            Ok(mut results) => return Ok(results.remove(0)),
-            Err(error) => error,
-        };
-        let reads = |bags: &Bags, ids: &[u64]| {
+    /// The result of this job alone. Vectors whose rows cannot be read are damaged, and the others are not.
+    pub(crate) fn run_alone(&self) -> Result<Pooled, Fault> {
+        match Job::run(&[self]) {
+            Ok(mut results) => Ok(Pooled::whole(results.remove(0))),
+            Err(error) if is_damage(&error) => match self.dtype {
+                RowDtype::Fp32 => self.pool_intact(0_f32),
+                RowDtype::Bf16 => self.pool_intact(0_u16),
+            },
+            Err(error) => Err(Fault::of_store(&error, ErrorPlace::default())),
+        }
+    }
+
+    /// Pool what can be pooled: halves of what failed, until single vectors are left.
+    fn pool_intact<T>(&self, zero: T) -> Result<Pooled, Fault>
+    where
+        T: rowmill_store::Pooled + IntoBytes + zerocopy::Immutable,
+    {
+        let mut out = vec![zero; self.floats];
+        let (mut damaged, mut places) = (Vec::new(), Vec::new());
+        let mut start = 0;
+        for bags in &self.features {
             let table = self.tables.table(bags.table).expect("checked when it was staged");
-            let mut row = vec![0.0; ids.len() * table.spec().dim as usize];
-            table.get(ids, &mut row).is_ok()
-        };
-        let unreadable = self.features.iter().find(|bags| !bags.ids.is_empty() && !reads(bags, &bags.ids));
-        let place = unreadable
-            .map(|bags| self.tables.place(bags.table, find_unreadable(&bags.ids, &|ids| reads(bags, ids))));
-        Err(Fault::of_store(&failed, place.unwrap_or_default()))
+            let dim = table.spec().dim as usize;
+            let mut ranges = Vec::from([Range { start: 0, end: bags.vectors() }]);
+            while let Some(range) = ranges.pop() {
+                let part = bags.part(&range);
+                let own = start + range.start * dim..start + range.end * dim;
+                let pooled = table.store().evaluate_in_turn(&[(table, part.bag())], &mut out[own.clone()]);
+                match pooled {
+                    Ok(()) => (),
+                    Err(error) if !is_damage(&error) => {
+                        return Err(Fault::of_store(&error, ErrorPlace::default()));
+                    }
+                    Err(_) if range.len() > 1 => {
+                        let middle = range.start + range.len() / 2;
+                        ranges.extend([middle..range.end, range.start..middle]);
+                    }
+                    Err(error) => {
+                        let fault = Fault::of_store(&error, self.unreadable(table, &part));
+                        if damaged.len() >= DAMAGED_MAX {
+                            return Err(fault);
+                        }
+                        damaged.push(own);
+                        places.extend(fault.place.filter(|place| !places.contains(place)));
+                    }
+                }
+            }
+            start += bags.vectors() * dim;
+        }
+        let mut bytes = out.as_bytes().to_vec();
+        for own in &damaged {
+            bytes[own.start * size_of::<T>()..own.end * size_of::<T>()].fill(DAMAGED_BYTE);
+        }
+        let damaged = damaged.len() as u16;
+        Ok(Pooled { result: StagedResult { bytes, damaged }, places })
+    }
+
+    /// Where a row of bags that failed cannot be read.
+    fn unreadable(&self, table: &Table, bags: &Bags) -> ErrorPlace {
+        if bags.ids.is_empty() {
+            return ErrorPlace { namespace: NAMESPACE, block: 0, table: Some(bags.table) };
+        }
+        let reads =
+            |ids: &[u64]| table.get(ids, &mut vec![0.0; ids.len() * table.spec().dim as usize]).is_ok();
+        self.tables.place(bags.table, find_unreadable(&bags.ids, &reads))
     }
 }

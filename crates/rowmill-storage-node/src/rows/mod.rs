@@ -114,8 +114,8 @@ impl Rows {
         let (staging, as_of) = (Arc::clone(&self.staging), job.tables.as_of());
         let deliver = Box::new(move |result| {
             let answered = staging.lock().finish(Instant::now(), controller, handle, result, as_of);
-            for (reply, result) in answered {
-                reply.answer(result);
+            for (reply, fetched) in answered {
+                reply.answer(fetched);
             }
         });
         self.threads.run(job, deliver);

@@ -6,14 +6,14 @@ use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::job::Job;
+use super::job::{Job, Pooled};
 use crate::fault::Fault;
 
 /// Most bytes of results and ids of one call, besides its first job.
 const CALL_BYTES_MAX: u64 = 4 << 20;
 
 /// Takes the result of a job.
-pub(crate) type Deliver = Box<dyn FnOnce(Result<Vec<u8>, Fault>) + Send>;
+pub(crate) type Deliver = Box<dyn FnOnce(Result<Pooled, Fault>) + Send>;
 
 #[derive(Default)]
 struct State {
@@ -76,7 +76,7 @@ impl Queue {
         let (jobs, deliveries): (Vec<Job>, Vec<Deliver>) = taken.into_iter().unzip();
         // A failure of one must not fail the others.
         let results = match Job::run(&jobs.iter().collect::<Vec<_>>()) {
-            Ok(results) => results.into_iter().map(Ok).collect(),
+            Ok(results) => results.into_iter().map(|bytes| Ok(Pooled::whole(bytes))).collect(),
             Err(_) => jobs.iter().map(Job::run_alone).collect::<Vec<_>>(),
         };
         for (deliver, result) in deliveries.into_iter().zip(results) {

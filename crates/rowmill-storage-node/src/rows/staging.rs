@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use rowmill_nvme::{AsOf, ErrorPlace, Fetch, FetchOutcome, StagedLimits, StagedResults, Status, VendorArea};
 
-use crate::fault::Fault;
+use super::job::Pooled;
+use crate::fault::{Fault, Fetched};
 
 /// Most features of one stage command.
 const FEATURES_MAX: u32 = 4096;
@@ -13,6 +14,8 @@ const FEATURES_MAX: u32 = 4096;
 const RESULTS_MAX: u32 = 4096;
 /// Most fetches that wait for one result.
 const WAITING_MAX: usize = 16;
+/// Most results of one controller whose unreadable rows are remembered.
+const PLACES_MAX: usize = 64;
 /// A result that is not fetched is dropped after this time.
 const LIFETIME: Duration = Duration::from_mins(1);
 
@@ -21,13 +24,10 @@ pub(crate) fn area(bytes_max: u64) -> VendorArea {
     VendorArea::new(FEATURES_MAX, RESULTS_MAX, bytes_max, LIFETIME.as_secs() as u32)
 }
 
-/// A fetch that is answered: its command, and what with.
-pub(crate) type Fetched<T> = (T, Result<Vec<u8>, Fault>);
-
 struct Controller<T> {
     results: StagedResults<T>,
-    /// Where results that failed could not be read.
-    places: HashMap<u64, ErrorPlace>,
+    /// Where rows of results could not be read, until a host fetches them.
+    places: HashMap<u64, Vec<ErrorPlace>>,
 }
 
 /// Staged results by controller. `T` names a fetch that waits.
@@ -68,25 +68,28 @@ impl<T> Staging<T> {
         controller.results.begin(now, handle, bytes)
     }
 
-    /// A result is ready. Returns the fetches that waited for it.
+    /// A result is ready. Returns the fetches that waited for it, and what they are answered with.
     pub(crate) fn finish(
         &mut self,
         now: Instant,
         controller: u16,
         handle: u64,
-        result: Result<Vec<u8>, Fault>,
+        result: Result<Pooled, Fault>,
         as_of: AsOf,
-    ) -> Vec<Fetched<T>> {
+    ) -> Vec<(T, Fetched)> {
         // The host may have left meanwhile.
         let Some(controller) = self.controllers.get_mut(&controller) else { return Vec::new() };
-        if let Err(Fault { place: Some(place), .. }) = result {
-            // Places of failures that no host fetches do not pile up.
-            if controller.places.len() >= RESULTS_MAX as usize {
+        let (result, places) = match result {
+            Ok(Pooled { result, places }) => (Ok(result), places),
+            Err(Fault { status, place }) => (Err(status), place.into_iter().collect()),
+        };
+        if !places.is_empty() {
+            // Places of results that no host fetches do not pile up.
+            if controller.places.len() >= PLACES_MAX {
                 controller.places.clear();
             }
-            controller.places.insert(handle, place);
+            controller.places.insert(handle, places);
         }
-        let result = result.map_err(|fault| fault.status);
         let answered = controller.results.finish(now, handle, result, as_of);
         answered
             .into_iter()
@@ -102,9 +105,9 @@ impl<T> Staging<T> {
         command: T,
         fetch: Fetch,
         bytes: usize,
-    ) -> Option<Result<Vec<u8>, Fault>> {
+    ) -> Option<Fetched> {
         let Some(controller) = self.controllers.get_mut(&controller) else {
-            return Some(Err(Status::UNKNOWN_HANDLE.into()));
+            return Some(Status::UNKNOWN_HANDLE.into());
         };
         let outcome = controller.results.fetch(now, command, fetch, bytes);
         controller.settle(fetch.handle, outcome)
@@ -122,11 +125,13 @@ impl<T> Staging<T> {
 }
 
 impl<T> Controller<T> {
-    fn settle(&mut self, handle: u64, outcome: FetchOutcome) -> Option<Result<Vec<u8>, Fault>> {
-        match outcome {
-            FetchOutcome::Waits => None,
-            FetchOutcome::Data(data) => Some(Ok(data)),
-            FetchOutcome::Failed(status) => Some(Err(Fault { status, place: self.places.remove(&handle) })),
-        }
+    /// Each place is told once.
+    fn settle(&mut self, handle: u64, outcome: FetchOutcome) -> Option<Fetched> {
+        let data = match outcome {
+            FetchOutcome::Waits => return None,
+            FetchOutcome::Data(data) => Ok(data),
+            FetchOutcome::Failed(status) => Err(status),
+        };
+        Some(Fetched { data, places: self.places.remove(&handle).unwrap_or_default() })
     }
 }

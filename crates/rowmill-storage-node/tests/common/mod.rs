@@ -1,6 +1,8 @@
 //! A node on loopback, and a host on blocking sockets: the machine of `rowmill-nvme`.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses a part")]
 
+pub mod tables;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
