@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         FeedRows,
     )
     from rowmill.store.remote import checkpoints, restore
+    from rowmill.store.row_files import load_rows
     from rowmill.store.store import Store, open
     from rowmill.store.tables import Table, Ticket
     from rowmill.store.versions import NewVersion, drop_version, rollback, versions
@@ -97,6 +98,7 @@ __all__ = [
     "integrations",
     "kge",
     "load",
+    "load_rows",
     "nn",
     "open",
     "ops",
@@ -139,6 +141,7 @@ __getattr__, __dir__ = lazy(
             "FeedRows",
         ),
         "store.remote": ("checkpoints", "restore"),
+        "store.row_files": ("load_rows",),
         "store.store": ("Store", "open"),
         "store.tables": ("Table", "Ticket"),
         "store.versions": ("NewVersion", "drop_version", "rollback", "versions"),

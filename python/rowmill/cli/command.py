@@ -117,6 +117,14 @@ def _parser() -> argparse.ArgumentParser:
         help="train the click model in RUN, the --out of an earlier command, on new data; settings that are not given "
         "are those of RUN",
     )
+    train.add_argument(
+        "--warm-start",
+        action="append",
+        default=[],
+        metavar="TABLE=FILE",
+        help="begin the new run with the rows of FILE (.npy, .parquet, or a state dict .pt) in TABLE; may be given for "
+        "several tables; ,vectors=NAME and ,ids=NAME after FILE name its column or matrix of vectors, and its ids",
+    )
     for section in _TRAIN_SECTIONS:
         _add_flags(train, section)
     train.set_defaults(
@@ -358,6 +366,11 @@ def _train(parsed: argparse.Namespace) -> int:
     flags = {
         key: value for section in _TRAIN_SECTIONS for key, value in _flags(parsed, section).items()
     }
+    if parsed.warm_start:
+        with importing():
+            from rowmill.train.warm_start import flag_of
+
+        flags["warm_start", "tables"] = flag_of(parsed.warm_start)
     if parsed.continued is None:
         config = load_config(parsed.config, flags)
     else:

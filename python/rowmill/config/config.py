@@ -10,7 +10,7 @@ import tomllib
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from rowmill.config.sections import (
     AdmissionConfig,
@@ -21,6 +21,7 @@ from rowmill.config.sections import (
     RowsConfig,
     StoreConfig,
     TrainConfig,
+    WarmStartConfig,
 )
 from rowmill.config.setting import ConfigError, Setting
 from rowmill.ctr.settings import GenerateConfig, SequencesConfig
@@ -46,6 +47,7 @@ class Config:
     store: StoreConfig = field(default_factory=StoreConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     generate: GenerateConfig | None = None
     sequences: SequencesConfig | None = None
     nodes: NodesConfig | None = None
@@ -75,6 +77,10 @@ class Config:
             raise ConfigError(
                 "train.continues goes on with the run in --out: set train.resume too, or pass --continue RUN"
             )
+        if self.train.continues and self.warm_start.tables:
+            raise ConfigError(
+                "warm_start is for a new run, and --continue goes on with the rows of RUN: drop --warm-start"
+            )
         self._check_follow()
         if self.train.plain and self.train.replace:
             raise ConfigError(
@@ -95,6 +101,10 @@ class Config:
             raise ConfigError(
                 f"rows.dtype = {self.rows.dtype!r} needs a store: drop --plain or --row-dtype"
             )
+        if self.train.plain and self.rows.tables:
+            raise ConfigError("rows.tables needs a store: drop --plain or [rows.tables]")
+        if self.train.plain and self.warm_start.tables:
+            raise ConfigError("warm_start needs a store: drop --plain or --warm-start")
         if self.train.plain and self.eviction.rule != "none":
             raise ConfigError("eviction.rule needs a store: drop --plain or [eviction]")
         if self.train.plain and self.admission.min_count is not None:
@@ -165,6 +175,7 @@ SECTIONS: dict[str, type[Any]] = {
     "store": StoreConfig,
     "train": TrainConfig,
     "checkpoint": CheckpointConfig,
+    "warm_start": WarmStartConfig,
     "generate": GenerateConfig,
     "sequences": SequencesConfig,
     "nodes": NodesConfig,
@@ -173,7 +184,11 @@ SECTIONS: dict[str, type[Any]] = {
 
 def settings_of(section: str) -> dict[str, tuple[Any, Setting]]:
     """Type and `Setting` of every key of a section."""
-    hints = get_type_hints(SECTIONS[section], include_extras=True)
+    return _settings(SECTIONS[section])
+
+
+def _settings(kind: type[Any]) -> dict[str, tuple[Any, Setting]]:
+    hints = get_type_hints(kind, include_extras=True)
     return {key: (hint.__origin__, hint.__metadata__[0]) for key, hint in hints.items()}
 
 
@@ -196,16 +211,7 @@ def load_config(
     Raises:
         ConfigError: The file cannot be read, or a section, key or value is invalid.
     """
-    content: dict[str, Any] = {}
-    if path is not None:
-        try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(f"config file {path} does not exist") from None
-        except OSError as error:
-            raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"config file {path} is not valid TOML: {error}") from None
+    content = {} if path is None else read_settings(path)
     for name, values in content.items():
         if name not in SECTIONS:
             raise ConfigError(f"unknown section [{name}]; known: {', '.join(SECTIONS)}")
@@ -225,6 +231,18 @@ def load_config(
     return Config(**{name: section_from(name, values) for name, values in content.items()})
 
 
+def read_settings(path: Path) -> dict[str, Any]:
+    """The content of a config file; raises `ConfigError` if it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"config file {path} does not exist") from None
+    except OSError as error:
+        raise ConfigError(f"config file {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} is not valid TOML: {error}") from None
+
+
 def section_from(name: str, values: Mapping[str, Any]) -> Any:
     """Make one section from its keys; text is converted to numbers and paths as the keys' types require.
 
@@ -232,21 +250,26 @@ def section_from(name: str, values: Mapping[str, Any]) -> Any:
         >>> section_from("train", {"batch": "1_024", "epochs": 2}).batch
         1024
     """
-    known = settings_of(name)
+    return _made(SECTIONS[name], name, values)
+
+
+def _made(kind: type[Any], name: str, values: Mapping[str, Any]) -> Any:
+    """An instance of a dataclass of settings, whose keys are named `name.key`."""
+    known = _settings(kind)
     converted: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:
             raise ConfigError(f"unknown key {name}.{key}; known: {', '.join(known)}")
         hint, setting = known[key]
         converted[key] = _convert(f"{name}.{key}", value, hint, setting)
-    for entry in fields(SECTIONS[name]):
+    for entry in fields(kind):
         if entry.default is MISSING and entry.name not in converted:
             raise ConfigError(f"{name}.{entry.name} is not set: {known[entry.name][1].help}")
-    return SECTIONS[name](**converted)
+    return kind(**converted)
 
 
 def _convert(name: str, value: Any, hint: Any, setting: Setting) -> Any:
-    if get_origin(hint) is UnionType:
+    if get_origin(hint) in (UnionType, Union):
         if value is None or (isinstance(value, str) and value.lower() in ("none", "infinite")):
             return None
         hint = next(option for option in get_args(hint) if option is not NoneType)
@@ -254,6 +277,8 @@ def _convert(name: str, value: Any, hint: Any, setting: Setting) -> Any:
         if value not in get_args(hint):
             raise ConfigError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}")
         return value
+    if get_origin(hint) is dict:
+        return _by_name(name, value, get_args(hint)[1])
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{name} must be a list of integers, got {value!r}")
@@ -270,6 +295,24 @@ def _convert(name: str, value: Any, hint: Any, setting: Setting) -> Any:
     if hint is Path and not str(value).strip():
         raise ConfigError(f"{name} is empty; give a path, or leave it out")
     return hint(str(value))
+
+
+def _by_name(name: str, value: Any, kind: type[Any]) -> dict[str, Any]:
+    """Settings of single tables by name; a text is the `file` of those that have one."""
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} must be a section with a key per table, got {value!r}")
+    made: dict[str, Any] = {}
+    for table, given in cast("dict[str, Any]", value).items():
+        of = f"{name}.{table}"
+        values: Any = given
+        if isinstance(given, str) and "file" in _settings(kind):
+            values = {"file": given}
+        if not isinstance(values, dict):
+            raise ConfigError(
+                f"{of} must be a section, got {given!r}: write [{of}] and its keys below it"
+            )
+        made[table] = _made(kind, of, cast("dict[str, Any]", values))
+    return made
 
 
 def _number(name: str, value: Any, kind: type[int | float], setting: Setting) -> int | float:

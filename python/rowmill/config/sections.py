@@ -144,36 +144,15 @@ class ModelConfig:
     ] = 1.0
 
 
+OptimizerName = Literal[
+    "sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "ftrl"
+]
+
+
 @dataclass(frozen=True, kw_only=True)
-class RowsConfig:
-    """Section `[rows]`: initial values and optimizer of rows.
+class OptimizerParameters:
+    """Parameters of row optimizers besides the learning rate. An omitted one has the default of its class in `rowmill.optim`."""
 
-    An omitted parameter of the optimizer has the default of its class in `rowmill.optim`.
-    """
-
-    optimizer: Annotated[
-        Literal[
-            "sgd", "momentum_sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "ftrl"
-        ],
-        Setting("optimizer of the embedding rows", "--row-optimizer"),
-    ] = "adagrad"
-    lr: Annotated[
-        float, Setting("learning rate of the embedding rows", "--row-lr", 0, FLOAT_MAX)
-    ] = 0.02
-    dtype: Annotated[
-        Literal["fp32", "bf16", "split-bf16"],
-        Setting(
-            "how weights are stored: bf16 takes half the bytes; split-bf16 keeps float32 precision, but lookups "
-            "read only the upper bfloat16 halves",
-            "--row-dtype",
-        ),
-    ] = "fp32"
-    initial_width: Annotated[
-        float,
-        Setting(
-            "new weights are uniform in [-initial_width, initial_width)", least=1e-9, most=FLOAT_MAX
-        ),
-    ] = 0.01
     momentum: Annotated[
         float | None, Setting("momentum_sgd: decay of the velocity", least=1e-6, most=BELOW_ONE)
     ] = None
@@ -212,6 +191,49 @@ class RowsConfig:
             least=0,
             most=FLOAT_MAX,
         ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRowsConfig(OptimizerParameters):
+    """Section `[rows.tables.NAME]`: what differs from `[rows]` in the table NAME."""
+
+    optimizer: Annotated[OptimizerName | None, Setting("optimizer of the rows of this table")] = (
+        None
+    )
+    lr: Annotated[
+        float | None, Setting("learning rate of the rows of this table", least=0, most=FLOAT_MAX)
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsConfig(OptimizerParameters):
+    """Section `[rows]`: initial values and optimizer of rows."""
+
+    optimizer: Annotated[
+        OptimizerName,
+        Setting("optimizer of the embedding rows", "--row-optimizer"),
+    ] = "adagrad"
+    lr: Annotated[
+        float, Setting("learning rate of the embedding rows", "--row-lr", 0, FLOAT_MAX)
+    ] = 0.02
+    dtype: Annotated[
+        Literal["fp32", "bf16", "split-bf16"],
+        Setting(
+            "how weights are stored: bf16 takes half the bytes; split-bf16 keeps float32 precision, but lookups "
+            "read only the upper bfloat16 halves",
+            "--row-dtype",
+        ),
+    ] = "fp32"
+    initial_width: Annotated[
+        float,
+        Setting(
+            "new weights are uniform in [-initial_width, initial_width)", least=1e-9, most=FLOAT_MAX
+        ),
+    ] = 0.01
+    tables: Annotated[
+        dict[str, TableRowsConfig] | None,
+        Setting("[rows.tables.NAME]: optimizer, lr and parameters of the table NAME"),
     ] = None
 
 
@@ -455,4 +477,36 @@ class CheckpointConfig:
             "with --versions: metric of the curves, such as auc; the version with its best value is kept",
             "--best",
         ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFileConfig:
+    """Section `[warm_start.tables.NAME]`: the file that has the first rows of the table NAME. A text is its `file`."""
+
+    file: Annotated[
+        Path, Setting("vectors of rows: .npy, .parquet, or a state dict of torch (.pt)")
+    ]
+    vectors: Annotated[
+        str | None,
+        Setting(
+            "Parquet: column of vectors (default vector); state dict: name of the matrix (default: the only one)"
+        ),
+    ] = None
+    ids: Annotated[
+        str | None,
+        Setting(
+            "ids of the vectors: Parquet: column; else an .npy file (default: column id, or NAME.ids.npy beside NAME.npy, "
+            "if it exists; else the number of the row)"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStartConfig:
+    """Section `[warm_start]`: rows that a new run begins with."""
+
+    tables: Annotated[
+        dict[str, TableFileConfig] | None,
+        Setting("[warm_start.tables]: NAME = FILE, the first rows of the table NAME"),
     ] = None

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rowmill.errors import InvalidInput
 from rowmill.init import Constant, Initializer, Normal, TruncatedNormal, Uniform, Zeros
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,21 @@ _INITIALIZERS: dict[str, type[Initializer]] = {
     "normal": Normal,
     "truncated_normal": TruncatedNormal,
 }
+
+
+def state_of_weights(
+    optimizer: OptimizerSpec, weights: NDArray[np.float32]
+) -> NDArray[np.float32] | None:
+    """The optimizer state from which rows of given weights `[n, dim]` go on; None: that of a new row.
+
+    Only FTRL needs one, because it computes weights from its state.
+    """
+    if not isinstance(optimizer, FTRL):
+        return None
+    accumulator = np.full_like(weights, optimizer.initial_accumulator)
+    share = optimizer.beta + np.sqrt(accumulator) + optimizer.lr * optimizer.l2
+    state = -share * weights - optimizer.lr * optimizer.l1 * np.sign(weights)
+    return np.concatenate([state, accumulator], axis=1, dtype=np.float32)
 
 
 def optimizer_to_dict(optimizer: OptimizerSpec) -> dict[str, Any]:

@@ -7,11 +7,12 @@ restores the rows together with the rest of the run.
 from __future__ import annotations
 
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import rowmill
+from rowmill.config.sections import OptimizerParameters
 from rowmill.config.setting import ConfigError
 from rowmill.optim.specs import optimizer_from_dict
 from rowmill.store.eviction import TTL, LeastFrequent, LowestNorm, MinCount, TableRules
@@ -251,7 +252,7 @@ def new_table(
     return store.table(
         name,
         dim=dim,
-        optimizer=row_optimizer(config.rows),
+        optimizer=row_optimizer(config.rows, name),
         dtype=config.rows.dtype,
         initializer=initializer or rowmill.init.Uniform(-width, width),
         staleness_bound=config.store.staleness_bound,
@@ -261,19 +262,48 @@ def new_table(
     )
 
 
-def row_optimizer(rows: RowsConfig) -> OptimizerSpec:
-    """The row optimizer of the settings; raises `ConfigError` for a parameter that it does not take."""
-    optimizer = optimizer_from_dict({"kind": rows.optimizer, "lr": rows.lr})
-    given = {key: value for key, value in vars(rows).items() if value is not None}
-    del given["optimizer"], given["dtype"], given["initial_width"]
+def row_optimizer(rows: RowsConfig, table: str | None = None) -> OptimizerSpec:
+    """The row optimizer of the settings, for a table if one is named; raises `ConfigError` for a parameter that it does not take."""
+    own = (rows.tables or {}).get(table or "")
+    kind = rows.optimizer if own is None or own.optimizer is None else own.optimizer
+    given = {
+        f"rows.{key}": value
+        for key, value in parameters_of(rows).items()
+        # Parameters of another optimizer.
+        if kind == rows.optimizer
+    }
+    lr = rows.lr
+    if own is not None:
+        lr = lr if own.lr is None else own.lr
+        for key, value in parameters_of(own).items():
+            given.pop(f"rows.{key}", None)
+            given[f"rows.tables.{table}.{key}"] = value
+    optimizer = optimizer_from_dict({"kind": kind, "lr": lr})
     takes = vars(optimizer)
-    for key, value in given.items():
-        if key not in takes:
+    for name, value in given.items():
+        if name.rpartition(".")[2] not in takes:
             raise ConfigError(
-                f"rows.{key} = {value!r}, but {rows.optimizer} takes {', '.join(takes)}: "
-                f"drop rows.{key}, or set rows.optimizer to one that takes it"
+                f"{name} = {value!r}, but {kind} takes {', '.join(takes)}: "
+                f"drop {name}, or set {name.rpartition('.')[0]}.optimizer to one that takes it"
             )
-    return replace(optimizer, **given)
+    return replace(optimizer, **{name.rpartition(".")[2]: value for name, value in given.items()})
+
+
+def parameters_of(rows: OptimizerParameters) -> dict[str, Any]:
+    """The parameters of a row optimizer that are given, besides its learning rate."""
+    names = (entry.name for entry in fields(OptimizerParameters))
+    return {name: value for name in names if (value := getattr(rows, name)) is not None}
+
+
+def check_tables(config: Config, tables: Iterable[str]) -> None:
+    """Raise `ConfigError` if settings name a table that the run does not have."""
+    known = list(tables)
+    for section, named in (("rows", config.rows.tables), ("warm_start", config.warm_start.tables)):
+        for name in named or {}:
+            if name not in known:
+                raise ConfigError(
+                    f"{section}.tables.{name} names a table that this run does not have; its tables: {', '.join(known)}"
+                )
 
 
 _EVICTIONS = {"ttl": TTL, "least_frequent": LeastFrequent, "lowest_norm": LowestNorm}

@@ -35,14 +35,22 @@ from rowmill.train.machine import bit_conditions, describe_machine, resident_byt
 from rowmill.train.out import run_folder
 from rowmill.train.progress import RunProgress
 from rowmill.train.pusher import Pusher
-from rowmill.train.ranks import check_alone, is_first, rank_conditions, started_ranks
+from rowmill.train.ranks import (
+    check_alone,
+    check_of_ranks,
+    is_first,
+    rank_conditions,
+    started_ranks,
+)
 from rowmill.train.replacement import Replacement
 from rowmill.train.report import clear_report, figures_of, read_report, write_report
-from rowmill.train.rows import StoredRows, row_eviction, row_optimizer
+from rowmill.train.rows import StoredRows, check_tables, row_eviction, row_optimizer
 from rowmill.train.run_files import RunFiles
+from rowmill.train.saved_files import settings_to_save
 from rowmill.train.state import Run
 from rowmill.train.task import announced, check_flags
 from rowmill.train.versions import new_version
+from rowmill.train.warm_start import warm_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -145,19 +153,25 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
     threads = step_threads(config)
     # Check settings before any file is created.
     check_flags(config)
-    row_optimizer(config.rows)
+    for table in (None, *(config.rows.tables or {})):
+        row_optimizer(config.rows, table)
     row_eviction(config.eviction)
     alone = started_ranks() is None
     torch.set_num_threads(threads)
     if alone:
         check_alone(config)
-    elif config.store.lookahead is None:
+    else:
+        check_of_ranks(config)
+    if not alone and config.store.lookahead is None:
         config = replace(config, store=replace(config.store, lookahead=_LOOKAHEAD_OF_RANKS))
     with (
         run_folder(config) if alone else nullcontext() as folder,
         task_opener(config)(folder.config if folder else config, console, threads) as task,
     ):
         config = task.config
+        if isinstance(task.rows, StoredRows):
+            check_tables(config, task.rows.store.table_names())
+            warm_start(config, task.rows, console)
         if folder is not None:
             folder.begin(console)
         pusher = None
@@ -192,7 +206,7 @@ class Trainer:
         self.optimizer = task.optimizer
         self.pusher = pusher
         conditions = bit_conditions(step_threads(config)) | rank_conditions(config)
-        files = RunFiles({"config": _settings(config), **task.described()})
+        files = RunFiles({"config": settings_to_save(config), **task.described()})
         self.run = Run(task.model, task.optimizer, task.identity, conditions, files)
         # A file that is followed is the data only from its first step on.
         self.run.state.data = str(config.data.path) if not config.data.follow else ""
@@ -459,11 +473,3 @@ class Trainer:
         progress.show(point, self.rows_seen)
         window.reset()
         self._since, self._counted = now, counted
-
-
-def _settings(config: Config) -> dict[str, Any]:
-    """The settings as a file of the run has them: a run that is resumed writes the same file."""
-    settings = config.as_dict()
-    for name in ("resume", "replace", "continues"):
-        del settings["train"][name]
-    return settings

@@ -13,13 +13,23 @@ from rowmill.train.state import files_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rowmill.config.config import Config
+
 _OF_THE_DATA = {
     "data": ("path", "train_rows", "schema", "follow", "until"),
     "store": ("path",),
     "train": ("out",),
 }
 """Settings that do not apply to the next data of a run, or that its folder gives. The columns of its log are a file."""
-_MAKERS = ("generate", "sequences", "nodes")
+_OF_A_NEW_RUN = ("generate", "sequences", "nodes", "warm_start")
+
+
+def settings_to_save(config: Config) -> dict[str, Any]:
+    """The settings as a file of the run has them: a run that is resumed writes the same file."""
+    settings = config.as_dict()
+    for name in ("resume", "replace", "continues"):
+        del settings["train"][name]
+    return settings
 
 
 def saved_settings(run: Path) -> dict[str, dict[str, Any]]:
@@ -32,7 +42,7 @@ def saved_settings(run: Path) -> dict[str, dict[str, Any]]:
     settings = {
         name: values
         for name, values in content.items()
-        if values is not None and name not in _MAKERS
+        if values is not None and name not in _OF_A_NEW_RUN
     }
     for section, names in _OF_THE_DATA.items():
         for name in names:

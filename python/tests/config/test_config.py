@@ -84,7 +84,7 @@ def test_flags_alone_make_a_config() -> None:
         ),
         ("[rows]\nnesterov = 1", r"rows\.nesterov must be true or false, got 1"),
         ("[rows]\nl1 = -0.5", r"rows\.l1 must be a number of at least 0 .* got -0\.5"),
-        ("[rows]\nalpha = 1", r"unknown key rows\.alpha; known: optimizer, lr, .*momentum"),
+        ("[rows]\nalpha = 1", r"unknown key rows\.alpha; known: momentum, .*optimizer, lr"),
         ("[rows]\nlr = nan", r"rows\.lr must be a number .* got nan"),
         ("[data]\npath = 1.5", r"data\.path must be text, got 1\.5"),
         (
