@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from rowmill._extras import extra
+from rowmill.cli.alter import add_alter
 from rowmill.cli.importing import importing
 from rowmill.cli.load import add_loadtest
 from rowmill.cli.serving import add_serve
@@ -152,6 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     export.set_defaults(command=_export, interrupted="; no bundle was written")
 
     add_trained(commands, _path)
+    add_alter(commands, _path, RUN)
 
     inspect = commands.add_parser(
         "inspect", help="print the tables, sizes and most looked-up rows of a store"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from rowmill.config.setting import ConfigError
-from rowmill.ctr.input_names import input_names, renamed
+from rowmill.ctr.input_names import input_names
+from rowmill.saved.resizing import renamed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

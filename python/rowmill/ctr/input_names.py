@@ -1,27 +1,23 @@
 """Which column of a log each entry of a click model's dense weights belongs to.
 
-`input_names` lists the weights whose shape depends on the columns. With the names of two models, `renamed` gives the weights of
-one to the other: entries of a column that both have keep their values, and entries of a new column are 0. Where these entries
-are inputs of a layer, the new column changes no output until training changes them.
+`input_names` lists the weights whose shape depends on the columns. With the names of two models, `renamed` of
+`rowmill.saved.resizing` gives the weights of one to the other: entries of a column that both have keep their values, and entries
+of a new column are 0. Where these entries are inputs of a layer, the new column changes no output until training changes them.
+Names of vectors have the number of the weight, so they fit a model of another dim, too.
 
 The names follow the order in which the models concatenate their inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Hashable, Iterable
 
     from rowmill.config.sections import ModelConfig
     from rowmill.ctr.data import Schema
-
-Names = Sequence[Hashable] | None
-"""Names of the entries along one dimension of a weight; None: the dimension does not depend on columns."""
+    from rowmill.saved.resizing import Names
 
 
 def input_names(config: ModelConfig, schema: Schema) -> dict[str, tuple[Names, ...]]:
@@ -73,20 +69,23 @@ def input_names(config: ModelConfig, schema: Schema) -> dict[str, tuple[Names, .
                 return {**found, "shared.0.weight": inputs}
             return found | {f"towers.{n}.0.weight": inputs for n in range(len(schema.labels))}
         case "ncf":
-            inputs = [*_fixed("vectors", dim), *dense]
+            inputs = [*_vectors(("user", "item"), dim // 2), *dense]
             if config.deep:
                 return {"layers.0.weight": (None, inputs)}
             return {"join.0.weight": (None, [*_fixed("product", dim // 2), *inputs])}
         case "two_tower":
             users = _vectors((name for name in schema.ids if name not in schema.item_ids), dim)
             items = _vectors(schema.item_ids, dim)
-            means = _fixed("histories", len(histories) * dim)
+            means = _of_histories(histories, "mean", dim)
             return {
                 "user.0.weight": (None, [*dense, *users, *means]),
                 "item.0.weight": (None, items),
             }
         case "din" | "dien":
-            inputs = [*dense, *others, *_fixed("target and interest", 2 * len(histories) * dim)]
+            target, interest = (
+                _of_histories(histories, what, dim) for what in ("target", "interest")
+            )
+            inputs = [*dense, *others, *target, *interest]
             return {"layers.0.0.weight": (None, inputs)}
         case "bst":
             width = (schema.places + 1) * len(histories) * dim
@@ -95,36 +94,12 @@ def input_names(config: ModelConfig, schema: Schema) -> dict[str, tuple[Names, .
             raise AssertionError(f"{config.kind} is not a click model")
 
 
-def renamed(
-    weight: Tensor, before: tuple[Names, ...], after: tuple[Names, ...], *, new: float = 0.0
-) -> Tensor:
-    """A weight with its entries in the order of other names. Entries whose name it lacks have the value `new`.
-
-    Example:
-        >>> weight = torch.tensor([[1.0, 2.0]])
-        >>> renamed(weight, (None, ["a", "b"]), (None, ["c", "b", "a"]))
-        tensor([[0., 2., 1.]])
-    """
-    for dimension, (old, names) in enumerate(zip(before, after, strict=True)):
-        if old is None or names is None or list(old) == list(names):
-            continue
-        places = {name: place for place, name in enumerate(old)}
-        known = [place for place, name in enumerate(names) if name in places]
-        shape = list(weight.shape)
-        shape[dimension] = len(names)
-        made = weight.new_full(shape, new)
-        taken = torch.tensor([places[names[place]] for place in known], dtype=torch.int64)
-        made.index_copy_(
-            dimension,
-            torch.tensor(known, dtype=torch.int64),
-            weight.index_select(dimension, taken),
-        )
-        weight = made
-    return weight
-
-
 def _vectors(ids: Iterable[str], dim: int, first: int = 0) -> list[Hashable]:
     return [("vector", name, weight) for name in ids for weight in range(first, dim)]
+
+
+def _of_histories(histories: Iterable[str], what: str, dim: int) -> list[Hashable]:
+    return [(what, name, weight) for name in histories for weight in range(dim)]
 
 
 def _fixed(what: str, count: int) -> list[Hashable]:
