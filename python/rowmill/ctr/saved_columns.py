@@ -12,7 +12,7 @@ from rowmill.ctr.data import open_source
 from rowmill.ctr.data.schema import schema_from
 from rowmill.ctr.identity import check_of_first_rows
 from rowmill.errors import DataError, StoreCorrupt
-from rowmill.train.found_run import described_run, has_checkpoint
+from rowmill.train.found_run import described_run, has_checkpoint, rows_of
 from rowmill.train.identity import CHECKSUM, DATA_ROWS
 from rowmill.train.parts import Part
 from rowmill.train.run_files import read_run_file
@@ -60,7 +60,7 @@ class SavedColumns:
     @classmethod
     def found(cls, config: Config) -> Self | None:
         """Those of the run that is resumed or continued; None without a checkpoint that can be read."""
-        rows = config.train.out / "store" if config.store.path is None else config.store.path
+        rows = rows_of(config)
         if not config.train.resume or not has_checkpoint(rows):
             return None
         try:

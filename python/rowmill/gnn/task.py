@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,11 +23,14 @@ from rowmill.gnn.node_graph import read_node_graph
 from rowmill.gnn.planted_nodes import make_nodes
 from rowmill.nn import Embedding
 from rowmill.optim.specs import SGD
+from rowmill.train.found_run import saved_run
+from rowmill.train.identity import CHECKSUM
+from rowmill.train.parts import numbered
 from rowmill.train.rows import StoredRows, new_table, open_rows
 from rowmill.train.task import announced, check_task
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -62,10 +65,32 @@ class ChosenModel(nn.Module):
             self.best_figure.fill_(-torch.inf if figure is None else figure)
 
 
+class NewGraph:
+    """The change of a run that goes on with a new graph: metrics on its validation nodes are compared anew.
+
+    It is a `rowmill.train.state.Change`.
+    """
+
+    columns_before: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, nodes_before: int, nodes: int) -> None:
+        self._nodes = (nodes_before, nodes)
+
+    def __str__(self) -> str:
+        before, now = self._nodes
+        return f"{before:,} nodes before, {now:,} now"
+
+    def adapted(
+        self, content: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer | None
+    ) -> dict[str, Any]:
+        """The content without the best metric so far."""
+        weights: dict[str, Any] = dict(content["model"])
+        weights["best_figure"] = torch.full_like(weights["best_figure"], -torch.inf)
+        return {**content, "model": weights}
+
+
 class NodeTask:
     """A graph, and the model that is trained to classify its nodes."""
-
-    change = None
 
     def __init__(
         self,
@@ -75,7 +100,12 @@ class NodeTask:
         store: Store,
         identity: dict[str, Any],
         console: Console,
+        change: NewGraph | None = None,
+        *,
+        nodes: int | None = None,
     ) -> None:
+        self.change = change
+        nodes = nodes or graph.nodes
         self.config = config
         self.graph = graph
         self.split = split
@@ -83,13 +113,12 @@ class NodeTask:
         self.window = NodeMetrics()
         self.embedding = None
         if graph.features is not None and config.gnn.rows == "features":
-            self.table = feature_table(store, graph.features.dim, graph.nodes, config)
-            _fill(self.table, graph.features, graph.nodes, normalize=config.gnn.normalize)
+            self.table = feature_table(store, graph.features.dim, nodes, config)
+            if change is not None or len(self.table) < graph.nodes:
+                _fill(self.table, graph.features, graph.nodes, normalize=config.gnn.normalize)
         else:
-            self.table = new_table(
-                store, config, "nodes", dim=config.model.dim, num_rows=graph.nodes
-            )
-            self.embedding = Embedding(graph.nodes, config.model.dim, table=self.table)
+            self.table = new_table(store, config, "nodes", dim=config.model.dim, num_rows=nodes)
+            self.embedding = Embedding(nodes, config.model.dim, table=self.table)
         self.rows = StoredRows(store, [self.table], console)
         torch.manual_seed(config.train.seed)
         self.model = ChosenModel(build_network(config, self.table.dim, graph.classes))
@@ -198,9 +227,34 @@ def open_nodes(config: Config, console: Console, threads: int) -> Generator[Node
     """Read or generate the graph, open the store and build the task of the settings."""
     graph = _graph(config, console)
     split = split_of(config, graph)
-    identity = node_identity(config, graph)
-    with open_rows(config, threads=threads, identity=identity) as store:
-        yield NodeTask(config, graph, split, store, identity, console)
+    identity = node_identity(config, graph, split)
+    change, nodes = _change(config, graph, identity)
+    sizes = {"features": nodes, "nodes": nodes}
+    with open_rows(config, threads=threads, identity=identity, sizes=sizes) as store:
+        yield NodeTask(config, graph, split, store, identity, console, change, nodes=nodes)
+
+
+def _change(
+    config: Config, graph: NodeGraph, identity: dict[str, Any]
+) -> tuple[NewGraph | None, int]:
+    """The change of a run that goes on with this graph, if it is a new one, and the number of nodes of the run.
+
+    Raises:
+        ConfigError: The graph has fewer nodes than the run: numbers of nodes stay.
+    """
+    found = saved_run(config) if config.train.continues else None
+    if found is None:
+        return None, graph.nodes
+    saved, state = found
+    before = saved.get("nodes", 0)
+    if saved.get(CHECKSUM) == identity[CHECKSUM] or numbered(state.parts, identity) is not None:
+        return None, before
+    if graph.nodes < before:
+        raise ConfigError(
+            f"cannot continue: {config.data.path} has {graph.nodes:,} nodes, but the run has {before:,}. Nodes keep their "
+            "numbers and new ones follow: pass the graph with all nodes so far"
+        )
+    return NewGraph(before, graph.nodes), graph.nodes
 
 
 def check_splits(config: Config, console: Console) -> None:
@@ -289,8 +343,8 @@ def feature_table(store: Store, dim: int, nodes: int, config: Config) -> Table:
 
 
 def _fill(table: Table, features: Features, nodes: int, *, normalize: bool) -> None:
-    """Write the features of all nodes, unless the table already has them."""
-    for start in range(0 if len(table) < nodes else nodes, nodes, _FILL_ROWS):
+    """Write the features of all nodes."""
+    for start in range(0, nodes, _FILL_ROWS):
         stop = min(start + _FILL_ROWS, nodes)
         rows = features.rows(start, stop)
         if normalize:

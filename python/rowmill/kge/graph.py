@@ -1,7 +1,8 @@
 """Read a knowledge graph from a folder with `train.tsv`, `valid.tsv` and `test.tsv`, one triple per line.
 
 A line is `head<TAB>relation<TAB>tail`; the names may be any text without tabs. Entities and relations are numbered in
-the order in which they first appear, all heads before all tails, so equal files give equal numbers.
+the order in which they first appear, all heads before all tails, so equal files give equal numbers. Those that a run knows keep
+their numbers, and new ones follow.
 """
 
 # pyarrow has no types: everything read through it is unknown.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from zlib import crc32
 
 import numpy as np
@@ -78,13 +79,21 @@ class Graph:
         return f"{check:08x}"
 
 
-def read_graph(folder: Path, *, unseen: Literal["error", "rank"] = "error") -> Graph:
+def read_graph(
+    folder: Path,
+    *,
+    unseen: Literal["error", "rank"] = "error",
+    entities_before: Any = None,
+    relations_before: Any = None,
+) -> Graph:
     """Read train, valid and test triples.
 
     Args:
         folder: The folder with the three files.
         unseen: What to do with entities in valid or test that are not in train: "error" raises, "rank" numbers them
             too, so that they are ranked with their initial rows.
+        entities_before: Names that have numbers from earlier data, as an Arrow array; None: none.
+        relations_before: The same for relations.
 
     Raises:
         DataError: A file is missing, empty or malformed, or has an unknown relation or entity; names file and line.
@@ -95,9 +104,12 @@ def read_graph(folder: Path, *, unseen: Literal["error", "rank"] = "error") -> G
         )
     parts = {part: read_triples(folder / f"{part}.tsv") for part in PARTS}
     train = parts["train"]
-    entities = _distinct(*_ends(train))
+    known_entities, known_relations = (
+        _as_column(names) for names in (entities_before, relations_before)
+    )
+    entities = _distinct(known_entities, *_ends(train))
     known = len(entities)
-    relations = _distinct(train["relation"])
+    relations = _distinct(known_relations, train["relation"])
     for part in ("valid", "test"):
         file, triples = folder / f"{part}.tsv", parts[part]
         _check_known(file, triples, "relation", relations)
@@ -105,7 +117,8 @@ def read_graph(folder: Path, *, unseen: Literal["error", "rank"] = "error") -> G
             for column in ("head", "tail"):
                 _check_known(file, triples, column, entities)
     if unseen == "rank":
-        entities = _distinct(*(end for part in PARTS for end in _ends(parts[part])))
+        ends = (end for part in PARTS for end in _ends(parts[part]))
+        entities = _distinct(known_entities, *ends)
         assert len(entities) >= known
     numbered = {
         part: np.stack(
@@ -195,6 +208,10 @@ def _unreadable(file: Path, said: str) -> DataError:
 
 def _ends(triples: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
     return triples["head"], triples["tail"]
+
+
+def _as_column(names: Any) -> pa.ChunkedArray:
+    return pa.chunked_array([] if names is None else [names], pa.string())
 
 
 def _distinct(*columns: pa.ChunkedArray) -> pa.Array:

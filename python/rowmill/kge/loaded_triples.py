@@ -17,7 +17,7 @@ from rowmill._extras import extra
 from rowmill.config.setting import ConfigError
 from rowmill.errors import DataError, InvalidInput
 from rowmill.kge.graph import COLUMNS, PARTS, Graph, read_graph, read_triples
-from rowmill.kge.names import Names
+from rowmill.kge.names import NAME_FILES, Names
 from rowmill.kge.ranking import KnownTriples, rank
 from rowmill.kge.scorer import BLOCK_QUERIES, Scorer
 from rowmill.kge.task import build_model
@@ -200,7 +200,14 @@ class LoadedTriples(LoadedRun):
                 f"the graph of the run, {path}, does not exist: put it back, or say where it is now with --graph (data= of "
                 "rowmill.load)"
             )
-        graph = read_graph(path, unseen=self.config.kge.unseen)
+        known: dict[str, Names | None] = {} if not self.saved.state.parts else self._names_of_run
+        entities, relations = (known.get(kind) for kind in NAME_FILES)
+        graph = read_graph(
+            path,
+            unseen=self.config.kge.unseen,
+            entities_before=None if entities is None else entities.names,
+            relations_before=None if relations is None else relations.names,
+        )
         if graph.fingerprint() != self.saved.identity["checksum of the triples"]:
             raise DataError(
                 f"{path} is not the graph that {self.folder} was trained on: its triples have another checksum; pass that "
@@ -261,17 +268,23 @@ class LoadedTriples(LoadedRun):
     @cached_property
     def _all_names(self) -> dict[str, Names]:
         counts = {"entity": self.entity_count, "relation": self.relation_count}
-        out = self.saved.out
-        found = {
-            kind: None if out is None else Names.read(kind, out, count)
-            for kind, count in counts.items()
-        }
+        found = self._names_of_run
         path = self._data or self.config.data.path
         if None in found.values() and path is not None and path.exists():
             graph = self.graph
             named = {"entity": graph.entities, "relation": graph.relations}
             return {kind: Names(kind, counts[kind], named[kind]) for kind in counts}
         return {kind: names or Names(kind, counts[kind], None) for kind, names in found.items()}
+
+    @property
+    def _names_of_run(self) -> dict[str, Names | None]:
+        """The names in the folder of the run by kind; None where it has none."""
+        counts = {"entity": self.entity_count, "relation": self.relation_count}
+        out = self.saved.out
+        return {
+            kind: None if out is None else Names.read(kind, out, count)
+            for kind, count in counts.items()
+        }
 
     def _numbers(self, raw: Any) -> NDArray[np.int64]:
         """Triples `[n, 3]` as numbers."""

@@ -40,7 +40,10 @@ class Names:
 
     @classmethod
     def read(cls, kind: str, folder: Path, count: int) -> Names | None:
-        """The names in the folder of a run; None if its file is missing or has another number of names."""
+        """The first names in the folder of a run; None if its file is missing or has fewer.
+
+        There are more if the run has begun with a part that has new ones, and was killed before its first checkpoint.
+        """
         file = folder / NAME_FILES[kind]
         if not file.is_file():
             return None
@@ -52,9 +55,9 @@ class Names:
             ),
             csv.ConvertOptions(column_types={"name": pa.string()}, strings_can_be_null=False),
         )
-        if table.num_rows != count:
+        if table.num_rows < count:
             return None
-        return cls(kind, count, table["name"].combine_chunks())
+        return cls(kind, count, table["name"].slice(0, count).combine_chunks())
 
     def of(self, numbers: NDArray[np.int64]) -> Any:
         """The names of numbers, as an Arrow array; the numbers themselves if there are no names."""

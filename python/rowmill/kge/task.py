@@ -26,6 +26,7 @@ from rowmill.kge import (
 )
 from rowmill.kge.graph import read_graph
 from rowmill.kge.identity import graph_identity
+from rowmill.kge.saved_names import SavedNames, move_reciprocals
 from rowmill.nn import Embedding
 from rowmill.nn.dropout import dropout
 from rowmill.train.dense import check_precision, dense_precision
@@ -81,8 +82,11 @@ class GraphTask:
         config: Config,
         graph: Graph,
         store: Store,
+        batches: GraphBatches,
         identity: dict[str, Any],
         console: Console,
+        *,
+        relations_before: int | None = None,
     ) -> None:
         self.config = config
         self.graph = graph
@@ -101,6 +105,8 @@ class GraphTask:
             num_rows=relations,
             initializer=kind.relation_initializer(),
         )
+        if settings.reciprocal and relations_before not in (None, graph.relation_count):
+            move_reciprocals(self.relations, relations_before, graph.relation_count)
         self.rows = StoredRows(store, [self.entities, self.relations], console)
         torch.manual_seed(config.train.seed)
         self.model = build_model(
@@ -109,10 +115,8 @@ class GraphTask:
             Embedding(graph.entity_count, dim, table=self.entities),
             Embedding(relations, self.relations.dim, table=self.relations),
         )
-        self._batches = GraphBatches(
-            graph, settings, batch=config.train.batch, seed=config.train.seed
-        )
-        self.train_rows = self._batches.examples
+        self._batches = batches
+        self.train_rows = batches.examples
 
     @cached_property
     def _known(self) -> KnownTriples:
@@ -258,15 +262,32 @@ def open_graph(config: Config, console: Console, threads: int) -> Generator[Grap
     )
     check_settings(config)
     check_precision(config.train)
-    graph = read_graph(path, unseen=config.kge.unseen)
+    saved = SavedNames.found(config)
+    graph = read_graph(
+        path,
+        unseen=config.kge.unseen,
+        entities_before=None if saved is None else saved.entities,
+        relations_before=None if saved is None else saved.relations,
+    )
     if config.kge.partitions > graph.entity_count:
         raise ConfigError(
             f"kge.partitions = {config.kge.partitions}, but the graph has {graph.entity_count} entities: use at most as many partitions"
         )
-    identity = graph_identity(config, graph)
-    with open_rows(config, threads=threads, identity=identity) as store:
+    batches = GraphBatches(graph, config.kge, batch=config.train.batch, seed=config.train.seed)
+    identity = graph_identity(config, graph, examples=batches.examples)
+    sides = 2 if config.kge.reciprocal else 1
+    sizes = {"entities": graph.entity_count, "relations": sides * graph.relation_count}
+    with open_rows(config, threads=threads, identity=identity, sizes=sizes) as store:
         graph.write_names(config.train.out)
-        yield GraphTask(config, graph, store, identity, console)
+        yield GraphTask(
+            config,
+            graph,
+            store,
+            batches,
+            identity,
+            console,
+            relations_before=None if saved is None else len(saved.relations),
+        )
 
 
 def build_model(

@@ -6,18 +6,20 @@ import json
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from rowmill import _core
 from rowmill.config.setting import ConfigError
 from rowmill.distributed import CHECKPOINT_FILE, Manifest
 from rowmill.errors import StoreCorrupt
 from rowmill.size import format_size
-from rowmill.train.state import ATTACHMENT, described_in, progress_of
+from rowmill.train.state import ATTACHMENT, RunState, described_in, progress_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from rowmill.config.config import Config
 
 _RUN_FILES = r"|run-[0-9a-f]{64}\.json(\.new)?"
 _RANKS_ONLY = r"CHECKPOINT(\.new)?|version-\d+\.json(\.new)?|state-\d+\.pt(\.new)?|parts-\d+"
@@ -94,6 +96,20 @@ def described_run(rows: Path) -> Mapping[str, str] | None:
         StoreCorrupt: The checkpoint cannot be read.
     """
     return _of_ranks(rows) if (rows / CHECKPOINT_FILE).exists() else _of_one(rows)
+
+
+def rows_of(config: Config) -> Path:
+    """The folder of the rows of a run with these settings."""
+    return config.train.out / "store" if config.store.path is None else config.store.path
+
+
+def saved_run(config: Config) -> tuple[dict[str, Any], RunState] | None:
+    """Identity and state at the last checkpoint of the run that is resumed or continued; None if there is none."""
+    rows = rows_of(config)
+    described = described_run(rows) if config.train.resume and has_checkpoint(rows) else None
+    if described is None:
+        return None
+    return json.loads(described["identity"]), RunState.from_json(described["state"])
 
 
 def is_of_ranks(names: list[str]) -> bool:

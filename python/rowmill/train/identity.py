@@ -20,7 +20,24 @@ DATA_ROWS = "data rows"
 TRAIN_ROWS = "train rows"
 CHECKSUM = "checksum of the first rows"
 
-_DATA = frozenset({DATA_ROWS, TRAIN_ROWS, CHECKSUM, "vocabulary"})
+_DATA = frozenset(
+    {
+        DATA_ROWS,
+        TRAIN_ROWS,
+        CHECKSUM,
+        "vocabulary",
+        # Of a knowledge graph: known entities and relations keep their numbers, so both can only grow.
+        "entities",
+        "relations",
+        "checksum of the triples",
+        # Of a graph of nodes.
+        "nodes",
+        "edges",
+        "checksum of the graph",
+    }
+)
+_LATER = frozenset({DATA_ROWS, TRAIN_ROWS, CHECKSUM, "classes", "features"})
+"""Entries that older checkpoints of graphs lack."""
 _COLUMNS = frozenset({"columns", "item_ids"})
 _RATES_AND_POLICIES = frozenset(
     {
@@ -41,7 +58,7 @@ _RATES_AND_POLICIES = frozenset(
 
 def unknown_data(identity: Mapping[str, Any]) -> dict[str, Any]:
     """An identity whose data is not known yet, because it is the next file that arrives."""
-    return {**identity, **dict.fromkeys(_DATA)}
+    return {key: None if key in _DATA else value for key, value in identity.items()}
 
 
 def is_of_unknown_data(identity: Mapping[str, Any]) -> bool:
@@ -51,7 +68,7 @@ def is_of_unknown_data(identity: Mapping[str, Any]) -> bool:
 
 def with_data_of(identity: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """An identity with the data of another one."""
-    return {**identity, **{key: other.get(key) for key in _DATA}}
+    return {**identity, **{key: other.get(key) for key in _DATA & identity.keys()}}
 
 
 def check_same_run(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
@@ -98,7 +115,7 @@ def _first_difference(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> 
     }
     before |= saved
     for key, value in json.loads(json.dumps(identity)).items():
-        if before.get(key) != value:
+        if before.get(key) != value and not (key in _LATER and key not in before):
             return f"{key} was {before.get(key)!r} and is {value!r}"
     return None
 

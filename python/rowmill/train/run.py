@@ -370,7 +370,7 @@ class Trainer:
             )
             if self.run.change is not None:
                 console.print(
-                    f"Columns: {self.run.change}", highlight=False, markup=False, soft_wrap=True
+                    f"New: {self.run.change}", highlight=False, markup=False, soft_wrap=True
                 )
             for change in changed:
                 console.print(

@@ -176,8 +176,8 @@ class Run:
         if not begins:
             if self.change is not None:
                 raise ConfigError(
-                    f"cannot continue: columns change ({self.change}), but {data} is already a part of this run: use the "
-                    "columns that the part began with; they may change with the next data"
+                    f"cannot continue: {self.change}, but {data} is already a part of this run: use the columns that the part "
+                    "began with; they may change with the next data"
                 )
             self.state.data = data
         elif self.repeated is None:
@@ -269,6 +269,11 @@ def check_goes_on(
             )
         check_same_run(saved, identity)
         return False
+    if CHECKSUM not in saved:
+        raise ConfigError(
+            "cannot continue: an earlier version of rowmill wrote the checkpoint, which does not say what data it is of: run "
+            "the command that trained it again with --resume and a larger --epochs, and then continue"
+        )
     current = Part(state.data, saved[DATA_ROWS], saved[CHECKSUM], state.step, 0, {})
     if not state.is_between_parts and current.is_of(identity):
         check_same_part(saved, identity, data)

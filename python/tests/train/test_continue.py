@@ -171,7 +171,7 @@ def test_structure_and_the_rates_of_a_begun_part_are_fixed(
         (("--dim", "8"), "model.dim was 16 and is 8, which is fixed for all data of a run"),
         (("--row-optimizer", "sgd"), "rows.optimizer was 'adagrad' and is 'sgd'"),
         (("--seed", "4"), "train.seed was 0 and is 4"),
-        (("--task", "kge"), "--continue works only with click models"),
+        (("--task", "kge"), "model.kind must be transe or rotate or distmult or complex"),
         (("--out", "other"), "--continue run names the run to go on with: drop --out"),
         (("--resume",), "drop --resume"),
         (("--replace",), "drop --replace"),

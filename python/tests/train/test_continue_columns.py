@@ -118,11 +118,11 @@ def test_an_added_column_changes_no_prediction_until_it_learns(
         *("train", "--continue", "run", *ADDED),
         *("--row-lr", "0", "--dense-lr", "0", "--checkpoint-every", "2"),
     )
-    assert "Columns: id column C5 added, numeric column I4 added" in said
+    assert "New: id column C5 added, numeric column I4 added" in said
     assert "Beginning at step 5, row 880 of part 2" in said
     assert scores(command, "run", days[1]) == pytest.approx(before, abs=1e-6)
     said = command("train", "--continue", "run", "--data", days[2], "--row-lr", "0.05")
-    assert "Columns" not in said
+    assert "New: " not in said
     with rowmill.load("run") as loaded:
         assert isinstance(loaded, LoadedClicks)
         assert loaded.schema.ids == tuple(IDS)

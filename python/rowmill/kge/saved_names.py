@@ -1,0 +1,64 @@
+"""`SavedNames`: the entities and relations of a run that goes on with new triples, and what their numbers need.
+
+Known entities and relations keep their numbers, and new ones follow. The reciprocal of relation r has the row `relations + r`, so
+the rows of reciprocals move when relations are added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from rowmill.errors import DataError
+from rowmill.kge.names import NAME_FILES, Names
+from rowmill.train.found_run import saved_run
+
+if TYPE_CHECKING:
+    from rowmill.config.config import Config
+    from rowmill.store.tables import Table
+
+
+@dataclass(frozen=True)
+class SavedNames:
+    """Names by number, as Arrow arrays, at the last checkpoint."""
+
+    entities: Any
+    relations: Any
+
+    @classmethod
+    def found(cls, config: Config) -> Self | None:
+        """Those of the run that is continued; None for a run that has only its first data.
+
+        Raises:
+            DataError: A file with names is missing.
+        """
+        saved = saved_run(config)
+        if saved is None:
+            return None
+        identity, state = saved
+        counts = [identity.get(name) for name in ("entities", "relations")]
+        if None in counts or not (config.train.continues or state.parts):
+            return None
+        found: list[Any] = []
+        for kind, count in zip(("entity", "relation"), counts, strict=True):
+            names = Names.read(kind, config.train.out, count or 0)
+            if names is None:
+                raise DataError(
+                    f"{config.train.out / NAME_FILES[kind]} is missing or has fewer than the {count:,} names of the run, "
+                    "which new triples need: restore it from a copy"
+                )
+            found.append(names.names)
+        return cls(*found)
+
+
+def move_reciprocals(relations: Table, before: int, after: int) -> None:
+    """Move the rows of reciprocals to their numbers among more relations."""
+    ids = np.arange(before, 2 * before)
+    existing = ids[np.asarray(relations.contains(ids))]
+    weights, state = relations.get(existing), relations.get_state(existing)
+    relations.delete(existing)
+    moved = existing + (after - before)
+    relations.put(moved, weights)
+    relations.put_state(moved, state)
