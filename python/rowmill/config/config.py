@@ -142,8 +142,6 @@ class Config:
             f"train.epochs = {self.train.epochs} (each file is trained on once)": self.train.epochs
             != 1,
             "data.train_rows (all rows are trained on)": self.data.train_rows is not None,
-            "data.ids = 'vocabulary' (it is fitted to data that is there)": self.data.ids
-            == "vocabulary",
             "train.plain (it makes no checkpoints)": self.train.plain,
             "[generate]": self.generate is not None,
             "[sequences]": self.sequences is not None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from rowmill.ctr.rows import new_tables, pooled_dtype, stored_features, table_sizes
+from rowmill.ctr.rows import new_tables, pooled_dtype, stored_features
 from rowmill.distributed import Checkpoint, Pipeline, ShardedCollection
 from rowmill.nn.ragged import RaggedBatch
 from rowmill.train.backend import device_name
@@ -19,14 +19,13 @@ from rowmill.train.run_files import read_run_file
 from rowmill.train.state import check_goes_on, files_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import torch
     from rich.console import Console
 
     from rowmill.config.config import Config
-    from rowmill.ctr.data import IdWay, Source
     from rowmill.ctr.rows import Columns
     from rowmill.distributed import Ranks, Watch
     from rowmill.distributed.collection import Prepared
@@ -180,18 +179,17 @@ class _RankedPipeline:
 @contextmanager
 def open_ranked_rows(
     config: Config,
-    source: Source,
     columns: Columns,
     *,
     ranks: Ranks,
     watch: Watch,
     device: torch.device,
-    way: IdWay,
+    sizes: Mapping[str, int | None],
     threads: int,
     identity: dict[str, Any],
     console: Console,
 ) -> Generator[RankedClickRows]:
-    """Open the store of this rank, with one table per id feature.
+    """Open the store of this rank, with one table per id feature, of these sizes by name.
 
     To resume, the checkpoint in the folder must belong to a run with this identity.
     """
@@ -210,7 +208,7 @@ def open_ranked_rows(
         memory=config.store.memory,
         row_memory=config.store.row_memory,
         threads=threads,
-        alter=table_rules(config, table_sizes(source.schema, way)),
+        alter=table_rules(config, sizes),
     )
     with closing(store):
         if checkpoint.position is not None:
@@ -222,7 +220,7 @@ def open_ranked_rows(
                 data=str(config.data.path),
                 continues=config.train.continues,
             )
-        tables = new_tables(store, config, source, way)
+        tables = new_tables(store, config, sizes)
         yield RankedClickRows(
             config,
             store,

@@ -174,12 +174,11 @@ def open_ranked_clicks(
             log = _open_log(named, console, ranks)
             with open_ranked_rows(
                 named,
-                log.source,
                 Columns.of(log.source.schema, log.way),
                 ranks=ranks,
                 watch=watch,
                 device=device,
-                way=log.way,
+                sizes=log.sizes,
                 threads=threads,
                 identity=log.identity,
                 console=console,

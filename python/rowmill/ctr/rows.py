@@ -23,7 +23,7 @@ from rowmill.train.folder import make_out
 from rowmill.train.rows import RowCounters, RowSide, StoredRows, new_table, open_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from numpy.typing import NDArray
     from rich.console import Console
@@ -141,14 +141,14 @@ def stored_rows(
     source: Source,
     *,
     way: IdWay,
+    sizes: Mapping[str, int | None],
     threads: int,
     identity: dict[str, Any],
     console: Console,
 ) -> Generator[StoredClickRows]:
-    """The store of a run, with one table per id feature."""
-    sizes = table_sizes(source.schema, way)
+    """The store of a run, with one table per id feature, of these sizes by name."""
     with open_rows(config, threads=threads, identity=identity, sizes=sizes) as store:
-        tables = new_tables(store, config, source, way)
+        tables = new_tables(store, config, sizes)
         columns = Columns.of(source.schema, way)
         yield StoredClickRows(store, tables, columns, console, pooled_dtype(config))
 
@@ -159,11 +159,11 @@ def table_sizes(schema: Schema, way: IdWay) -> dict[str, int | None]:
     return dict(zip(schema.ids, sizes, strict=True))
 
 
-def new_tables(store: Store, config: Config, source: Source, way: IdWay) -> list[Table]:
-    """One table per id feature."""
+def new_tables(store: Store, config: Config, sizes: Mapping[str, int | None]) -> list[Table]:
+    """Tables of these names and numbers of ids; None: any 64-bit id."""
     return [
         new_table(store, config, name, dim=config.model.dim, num_rows=size)
-        for name, size in table_sizes(source.schema, way).items()
+        for name, size in sizes.items()
     ]
 
 
@@ -270,7 +270,7 @@ def plain_rows(
             folder, memory=config.store.memory, threads=threads, seed=config.train.seed
         ) as store,
     ):
-        tables = new_tables(store, config, source, way)
+        tables = new_tables(store, config, table_sizes(source.schema, way))
         weights = [
             table.get(torch.from_numpy(ids)) for table, ids in zip(tables, distinct, strict=True)
         ]

@@ -12,7 +12,7 @@ from rowmill.ctr.data import open_source
 from rowmill.ctr.data.schema import schema_from
 from rowmill.ctr.identity import check_of_first_rows
 from rowmill.errors import DataError, StoreCorrupt
-from rowmill.train.found_run import described_run, has_checkpoint, rows_of
+from rowmill.train.found_run import described_run, has_checkpoint, rows_of, saved_sizes
 from rowmill.train.identity import CHECKSUM, DATA_ROWS
 from rowmill.train.parts import Part
 from rowmill.train.run_files import read_run_file
@@ -50,12 +50,15 @@ class SavedColumns:
         schema: The columns.
         vocabulary: The values of each id column by its name, with those of dropped columns; empty without a vocabulary.
         parts: The parts that are complete, and the current one last if there is one, with their columns.
+        has_current: Whether there is a current part.
+        tables: The number of ids of each table; None: any 64-bit id.
     """
 
     schema: Schema
     vocabulary: dict[str, NDArray[np.int64]]
     parts: tuple[tuple[Part, Schema], ...]
     has_current: bool
+    tables: dict[str, int | None]
 
     @classmethod
     def found(cls, config: Config) -> Self | None:
@@ -93,6 +96,7 @@ class SavedColumns:
             {name: np.array(known, np.int64) for name, known in values.items()},
             tuple(parts),
             not state.is_between_parts,
+            saved_sizes(rows),
         )
 
     def known(self, path: Path, schema: Schema) -> KnownData | None:

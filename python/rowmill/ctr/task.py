@@ -24,7 +24,7 @@ from rowmill.ctr.data.source import NoRows, check_log, is_log_name
 from rowmill.ctr.identity import click_identity
 from rowmill.ctr.metrics import ClickMetrics, TestMetrics, of_label
 from rowmill.ctr.models import DIEN
-from rowmill.ctr.rows import plain_rows, stored_rows
+from rowmill.ctr.rows import plain_rows, stored_rows, table_sizes
 from rowmill.ctr.saved_columns import SavedColumns
 from rowmill.train.backend import CPU
 from rowmill.train.dense import dense_optimizer, dense_precision
@@ -61,6 +61,7 @@ class Log:
         identity: Settings and properties of the log that must be equal when a run resumes.
         saved: What the checkpoint of the run says of its log, if it goes on.
         change: How the columns of the log change, if they do.
+        sizes: The number of ids of each table; None: any 64-bit id.
     """
 
     source: Source
@@ -68,8 +69,9 @@ class Log:
     train_rows: int
     candidates: int | None
     identity: dict[str, Any]
-    saved: SavedColumns | None = None
-    change: ChangedColumns | None = None
+    saved: SavedColumns | None
+    change: ChangedColumns | None
+    sizes: dict[str, int | None]
 
     @classmethod
     def open(cls, config: Config, console: Console) -> Log:
@@ -86,11 +88,15 @@ class Log:
             saved = SavedColumns.found(config)
             schema, change = _of_run(config, saved, _schema(config, None, saved))
             source = NoRows(schema)
-            way = id_way(
-                config.data.ids, source, train_rows=0, buckets=config.data.buckets, min_count=1
-            )
+            if saved is not None and config.data.ids == "vocabulary":
+                way = _saved_vocabulary(config, saved, schema)
+            else:
+                way = id_way(
+                    config.data.ids, source, train_rows=0, buckets=config.data.buckets, min_count=1
+                )
             identity = click_identity(config, source, train_rows=0, vocabulary=None)
-            return cls(source, way, 0, None, unknown_data(identity), saved, change)
+            sizes = _sizes(config, saved, schema, way)
+            return cls(source, way, 0, None, unknown_data(identity), saved, change, sizes)
         path, sequences = _find_data(config, console)
         saved = SavedColumns.found(config)
         schema, change = _of_run(config, saved, _schema(config, sequences, saved))
@@ -121,7 +127,8 @@ class Log:
         if known is not None:
             identity[CHECKSUM] = known.part.checksum
         candidates = None if sequences is None else sequences.candidates
-        return cls(source, way, train_rows, candidates, identity, saved, change)
+        sizes = _sizes(config, saved, source.schema, way)
+        return cls(source, way, train_rows, candidates, identity, saved, change, sizes)
 
 
 class ClickTask:
@@ -160,11 +167,17 @@ class ClickTask:
         schema, saved = self.log.source.schema, self.log.saved
         known = None if saved is None else saved.known(file, schema)
         source = open_source(file, schema) if known is None else NoRows(schema, known.rows)
-        rows = source.rows
-        self.identity = click_identity(self.config, source, train_rows=rows, vocabulary=None)
+        rows, way = source.rows, self.log.way
+        if isinstance(way, Vocabulary):
+            way = way.grown(source, rows=rows, min_count=self.config.data.min_count)
+        self.identity = click_identity(
+            self.config, source, train_rows=rows, vocabulary=way.fingerprint()
+        )
         if known is not None:
             self.identity[CHECKSUM] = known.part.checksum
-        self.log = replace(self.log, source=source, train_rows=rows, identity=self.identity)
+        self.log = replace(
+            self.log, source=source, way=way, train_rows=rows, identity=self.identity
+        )
         self.train_rows = rows
 
     def lookahead(self, batch: ClickBatch, *, steps: int) -> None:
@@ -278,6 +291,7 @@ def open_clicks(config: Config, console: Console, threads: int) -> Generator[Cli
             config,
             log.source,
             way=log.way,
+            sizes=log.sizes,
             threads=threads,
             identity=log.identity,
             console=console,
@@ -345,6 +359,30 @@ def _saved_vocabulary(config: Config, saved: SavedColumns | None, schema: Schema
     nothing = np.empty(0, np.int64)
     values = tuple(saved.vocabulary.get(name, nothing) for name in schema.ids)
     return Vocabulary(values, tuple(schema.id_features))
+
+
+def _sizes(
+    config: Config, saved: SavedColumns | None, schema: Schema, way: IdWay
+) -> dict[str, int | None]:
+    """The number of ids of each table; None: any 64-bit id, as in tables whose vocabulary grows while they are open.
+
+    Raises:
+        ConfigError: The vocabulary would grow while tables are open that have a fixed number of ids.
+    """
+    sizes = table_sizes(schema, way)
+    if not isinstance(way, Vocabulary):
+        return sizes
+    tables = {} if saved is None else saved.tables
+    for name in sizes:
+        if config.data.follow and tables.get(name) is not None:
+            raise ConfigError(
+                f"data.ids = 'vocabulary' does not work with --follow in this run: table {name} has a fixed number of ids, "
+                f"{tables[name]:,}, because the run began with a file. Give each file with --continue, or begin a new run "
+                "with --follow"
+            )
+        if tables[name] is None if name in tables else config.data.follow:
+            sizes[name] = None
+    return sizes
 
 
 def _train_rows(config: Config, source: Source, sequences: Sequences | None) -> int:

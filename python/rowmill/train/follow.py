@@ -113,6 +113,8 @@ def _begin(trainer: Trainer, task: FollowingTask, path: Path, file: TakenFile) -
             f"{trainer.state.parts[number - 1].data or 'its first data'}: move it away"
         )
     trainer.run.identity = task.identity
+    # A vocabulary grows with each file.
+    trainer.run.files = trainer.files()
     trainer.state.data, trainer.state.file = str(path), vars(file)
 
 

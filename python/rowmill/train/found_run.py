@@ -112,6 +112,17 @@ def saved_run(config: Config) -> tuple[dict[str, Any], RunState] | None:
     return json.loads(described["identity"]), RunState.from_json(described["state"])
 
 
+def saved_sizes(rows: Path) -> dict[str, int | None]:
+    """The number of ids of each table at the last checkpoint, by name; None: any 64-bit id."""
+    manifest, at = Manifest.load(rows), None
+    if manifest is not None:
+        rows, at = rows / f"parts-{manifest.generation}" / "0", manifest.epochs[0]
+    return {
+        table["name"]: table["dense_rows"]
+        for table in _core.Changes.open(str(rows), 0, at).tables()
+    }
+
+
 def is_of_ranks(names: list[str]) -> bool:
     """Whether a folder of rows with files of these names was written by many ranks."""
     return any(re.fullmatch(_RANKS_ONLY, name) for name in names)

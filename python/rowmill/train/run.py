@@ -206,8 +206,7 @@ class Trainer:
         self.optimizer = task.optimizer
         self.pusher = pusher
         conditions = bit_conditions(step_threads(config)) | rank_conditions(config)
-        files = RunFiles({"config": settings_to_save(config), **task.described()})
-        self.run = Run(task.model, task.optimizer, task.identity, conditions, files)
+        self.run = Run(task.model, task.optimizer, task.identity, conditions, self.files())
         # A file that is followed is the data only from its first step on.
         self.run.state.data = str(config.data.path) if not config.data.follow else ""
         self.run.continues = config.train.continues
@@ -218,6 +217,10 @@ class Trainer:
         self._saved = (0, 0)
         self._since = time.perf_counter()
         self._counted = self.counters()
+
+    def files(self) -> RunFiles:
+        """The files of the run that its next checkpoint names."""
+        return RunFiles({"config": settings_to_save(self.config), **self.task.described()})
 
     @property
     def state(self) -> RunState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import rowmill
 from python.tests.train.cut_off import cut_off
 from python.tests.train.kept import check_whole, contents
 from python.tests.train.parts import left, split
@@ -19,6 +21,7 @@ from python.tests.train.test_exactly_once import differences
 from rowmill.cli import main
 from rowmill.ctr.settings import GenerateConfig
 from rowmill.train.follow import averaged
+from rowmill.train.saved_files import saved_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -242,7 +245,6 @@ def test_a_followed_run_is_continued_and_a_run_is_followed(
         (["--until", "x"], "data.until = 'x' ends --follow: pass --follow"),
         (["--follow", "--epochs", "2"], "train.epochs = 2 (each file is trained on once) does not"),
         (["--follow", "--train-rows", "9"], "data.train_rows (all rows are trained on) does not"),
-        (["--follow", "--ids", "vocabulary"], "data.ids = 'vocabulary'"),
         (["--follow", "--plain"], "train.plain (it makes no checkpoints) does not"),
         (["--follow", "--task", "kge"], "data.follow applies only to --task ctr"),
         (["--follow", "--data", "nowhere"], "data.path = 'nowhere' is not a folder"),
@@ -253,3 +255,51 @@ def test_wrong_settings_are_refused(
 ) -> None:
     assert main(["train", "--data", "in", "--out", "run", *FLAGS, *flags]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_vocabulary_grows_with_each_file(
+    files: list[Path], command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ("--ids", "vocabulary", "--min-count", "3")
+    for file in files:
+        arrive(file)
+    command("--until", files[-1].name, *more, out="whole")
+    for file in files:
+        Path("in", file.name).unlink()
+    known: list[list[list[int]]] = []
+    for number, step in ((0, 2), (1, 5), (2, 8), (3, 13)):
+        arrive(files[number])
+        until_it = ("--resume", "--until", files[number].name, *more)
+        with cut_off(step, monkeypatch):
+            command(*until_it, "--checkpoint-every", "1")
+        command(*until_it, "--checkpoint-every", "1")
+        known.append(saved_file(Path("run"), "vocabulary"))
+    assert differences(left(Path("whole")), left(Path("run"))) == []
+    assert saved_file(Path("whole"), "vocabulary") == known[-1]
+    for before, after in itertools.pairwise(known):
+        pairs = list(zip(before, after, strict=True))
+        assert all(new[: len(old)] == old for old, new in pairs)
+        assert any(len(new) > len(old) for old, new in pairs)
+    check_whole(Path("run/store"))
+    assert main(["predict", "run", "--data", str(files[0]), "--out", "scores.npy"]) == 0
+
+
+def test_a_followed_vocabulary_is_continued_but_a_fixed_one_is_not_followed(
+    files: list[Path], command: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--ids", "vocabulary", "--min-count", "3")
+    arrive(files[0])
+    command("--until", files[0].name, *more)
+    before: list[list[int]] = saved_file(Path("run"), "vocabulary")
+    assert main(["train", "--continue", "run", "--data", str(files[1]), "--train-rows", "250"]) == 0
+    after: list[list[int]] = saved_file(Path("run"), "vocabulary")
+    assert sum(map(len, after)) > sum(map(len, before))
+    with rowmill.open("run/store", read_only=True) as store:
+        assert store.open_table("C1").num_rows is None
+    assert main(["train", "--data", str(files[0]), "--out", "fixed", *FLAGS, *more]) == 0
+    arrive(files[1])
+    kept = contents(Path("fixed"))
+    assert main(["train", "--continue", "fixed", "--data", "in", "--follow"]) == 2
+    assert "table C1 has a fixed number of ids" in capsys.readouterr().err
+    assert contents(Path("fixed")) == kept
+    check_whole(Path("fixed/store"))
