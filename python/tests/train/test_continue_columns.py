@@ -26,6 +26,7 @@ from rowmill.cli import main
 from rowmill.ctr import LoadedClicks
 from rowmill.ctr.data import Vocabulary
 from rowmill.ctr.settings import GenerateConfig
+from rowmill.partition import Bundle
 from rowmill.partition.transform import apply_transform, transform_of
 
 if TYPE_CHECKING:
@@ -121,7 +122,8 @@ def test_an_added_column_changes_no_prediction_until_it_learns(
     assert "New: id column C5 added, numeric column I4 added" in said
     assert "Beginning at step 5, row 880 of part 2" in said
     assert scores(command, "run", days[1]) == pytest.approx(before, abs=1e-6)
-    said = command("train", "--continue", "run", "--data", days[2], "--row-lr", "0.05")
+    rates = ("--row-lr", "0.05", "--dense-lr", "0.01")
+    said = command("train", "--continue", "run", "--data", days[2], *rates)
     assert "New: " not in said
     with rowmill.load("run") as loaded:
         assert isinstance(loaded, LoadedClicks)
@@ -130,6 +132,12 @@ def test_an_added_column_changes_no_prediction_until_it_learns(
         if model == "wide_deep":
             gates = loaded.model.state_dict()["wide.gates"]
             assert gates.shape == (1,)
+            assert gates != 0
+    command("export", "run", "--out", "bundle")
+    transform = json.loads(Path("bundle/transform.json").read_text())
+    with Bundle.open("bundle") as bundle:
+        (exported,) = bundle.run(apply_transform(transform, _parquet.read_table(days[1])))
+    assert exported.numpy() == pytest.approx(scores(command, "run", days[1]), abs=1e-6)
     check_whole(Path("run/store"))
 
 
