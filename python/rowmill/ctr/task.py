@@ -110,7 +110,8 @@ class Log:
             source = NoRows(schema, known.rows)
         train_rows = _train_rows(config, source, sequences)
         min_count = config.data.min_count
-        if config.train.continues and config.data.ids == "vocabulary":
+        has_parts = config.train.continues or (saved is not None and len(saved.parts) > 1)
+        if has_parts and config.data.ids == "vocabulary":
             way = _saved_vocabulary(config, saved, source.schema)
             way = way.grown(source, rows=train_rows, min_count=min_count)
         else:

@@ -257,6 +257,8 @@ def test_a_vocabulary_grows_at_its_end(days: list[str], command: Callable[..., s
     check_whole(Path("run/store"))
     again = command("--continue", "run", "--data", days[1])
     assert "Nothing to do: the run is complete" in again
+    resumed = ("--data", days[1], "--out", "run", "--ids", "vocabulary", "--min-count", "9")
+    assert "Nothing to do: the run is complete" in command(*resumed, "--resume", *FLAGS)
     assert main(["predict", "run", "--data", days[2], "--out", "scores.parquet"]) == 0
 
 
