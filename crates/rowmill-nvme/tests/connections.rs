@@ -90,6 +90,57 @@ fn data_that_a_capsule_may_not_hold_is_asked_for() {
 }
 
 #[test]
+fn data_is_asked_for_when_memory_for_it_is_lent() {
+    let (mut node, now) = (Node::new(), Instant::now());
+    let (_, setup, ready) = connect_admin(&mut node, now, NONE, 9000, &nqn(1)).unwrap();
+    let mut io = connect_io(&mut node, now, NONE, 9000, &setup, &ready, 1);
+    let index = io.index;
+    assert_eq!(node.connections[index].connection.take_back(), HELD_BYTES_MAX);
+    let bytes = 32 << 10;
+    let write = |first| commands::write(BLOCKS, blocks(first, 64), false);
+    io.submit(&mut node, now, write(0), Exchange::Send(vec![1; bytes]));
+    io.submit(&mut node, now, write(64), Exchange::Send(vec![2; bytes]));
+    let connection = |node: &mut Node| -> (usize, usize, bool) {
+        let connection = &node.connections[index].connection;
+        (connection.wanted_bytes(), connection.held_bytes(), connection.awaits_data())
+    };
+    assert_eq!((connection(&mut node), io.events.len()), ((bytes, 0, false), 0));
+    // Data in capsules needs none.
+    let small = commands::write(BLOCKS, blocks(200, 1), false);
+    assert_eq!(io.status(&mut node, now, small, Exchange::Send(vec![3; 512])), Status::SUCCESS);
+    node.connections[index].connection.lend(bytes);
+    assert_eq!(connection(&mut node), (bytes, bytes, true), "the first one is asked for");
+    assert_eq!(node.connections[index].connection.take_back(), 0, "the first one has it");
+    // The answer of the first makes room for the second.
+    io.pump(&mut node, now);
+    assert_eq!(io.events.len(), 2);
+    assert_eq!(connection(&mut node), (0, 0, false));
+    assert_eq!(node.connections[index].connection.take_back(), bytes);
+    assert_eq!((node.content[0], node.content[bytes], node.content[200 << 9]), (1, 2, 3));
+}
+
+#[test]
+fn apply_commands_keep_the_order_of_their_capsules() {
+    let (mut node, now) = (Node::new(), Instant::now());
+    let (_, setup, ready) = connect_admin(&mut node, now, BOTH, 9000, &nqn(1)).unwrap();
+    let mut io = connect_io(&mut node, now, BOTH, 9000, &setup, &ready, 1);
+    let begin = encode_begin(ROWS, 42, &[TableSpec { name: "users", spec: "{}" }]);
+    assert_eq!(io.status(&mut node, now, begin.0, Exchange::Send(begin.1)), Status::SUCCESS);
+    // The data of every other frame is asked for; that of the rest comes at once. The end has none.
+    for sequence in 0..8 {
+        let payload = vec![7; if sequence % 2 == 0 { 20_000 } else { 100 }];
+        let (command, data) = encode_frame(ROWS, sequence, 0, &payload);
+        io.host.submit(command, Exchange::Send(data)).unwrap();
+    }
+    io.host.submit(Apply::end(ROWS, 7), Exchange::None).unwrap();
+    io.pump(&mut node, now);
+    assert_eq!(io.events.len(), 9);
+    while !io.events.is_empty() {
+        assert_eq!(io.completed().0.status(), Status::SUCCESS);
+    }
+}
+
+#[test]
 fn answers_follow_the_alignment_and_the_queue_of_the_host() {
     let (mut node, now) = (Node::new(), Instant::now());
     let (admin, ..) = connect_admin(&mut node, now, NONE, 9000, &nqn(1)).unwrap();

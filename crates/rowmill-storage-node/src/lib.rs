@@ -8,7 +8,7 @@
 //! Invariants:
 //!
 //! - The thread that waits for sockets never waits for a disk.
-//! - Memory is bounded: per connection by the limits of its state machine, and over all connections for answers.
+//! - Memory is bounded over all connections: for data of commands, for answers, for staged results.
 //! - A write is answered when the disk has it, and is durable after a flush, or if the host asks for it.
 //! - Beyond loopback, every host proves a key.
 #![forbid(unsafe_code)]

@@ -47,8 +47,11 @@ pub struct Node {
     sessions: Mutex<HashMap<(u16, u16), UnboundedSender<Control>>>,
     pub(crate) connections: Arc<Semaphore>,
     pub(crate) connections_max: usize,
+    /// Memory for data of commands, in bytes.
+    pub(crate) commands: Arc<Semaphore>,
     pub(crate) answers: Arc<Semaphore>,
     pub(crate) disk: Semaphore,
+    pub(crate) stall_time: Duration,
     random: SystemRandom,
 }
 
@@ -82,10 +85,19 @@ impl Node {
             sessions: Mutex::default(),
             connections: Arc::new(Semaphore::new(connections_max)),
             connections_max,
+            commands: Arc::new(Semaphore::new(wire_memory::command_bytes_max(wire_memory))),
             answers: Arc::new(Semaphore::new(wire_memory::answer_bytes_max(wire_memory) / PERMIT_BYTES)),
             disk: Semaphore::new(DISK_COMMANDS_MAX),
+            stall_time: wire_memory::STALL_TIME,
             random: SystemRandom::new(),
         })
+    }
+
+    /// The same node, where a connection ends if its host must send data or take answers, and moves no byte for this time.
+    /// By default that is 30 s.
+    #[must_use]
+    pub fn with_stall_time(self, stall_time: Duration) -> Node {
+        Node { stall_time, ..self }
     }
 
     /// The names of the subsystems, which hosts connect to, in the order of the exports.
@@ -159,7 +171,7 @@ impl Node {
         Ok(connected)
     }
 
-    /// Execute a command of an admin queue; `None`, if it is answered later.
+    /// Execute a command of an admin queue; `None`, if it is answered by [`Control::Answer`].
     pub(crate) fn admin(&self, connected: &Connected, request: &Request) -> Option<Answer> {
         let outcome = self.port.lock().admin(Instant::now(), connected.controller, request);
         self.deliver();

@@ -15,7 +15,7 @@ use rowmill_nvme::*;
 use rowmill_storage_node::{ExportContent, NAMESPACE};
 use rowmill_testkit::{Fault, FaultyVolume, Rng64, When};
 
-use self::common::{PATIENCE, Served, connect, connect_as, host};
+use self::common::{PATIENCE, Served, connect};
 
 const BLOCKS: u64 = 1024;
 
@@ -132,32 +132,13 @@ fn connections_end_with_their_controller() {
 }
 
 #[test]
-fn a_thousand_connections_stay_within_the_memory_and_the_node_serves_on() {
+fn a_connection_that_says_nothing_is_closed() {
     let served = serve(&MemoryVolume::new());
-    let open: Vec<_> = (0..1000).map(|_| TcpStream::connect(served.address).unwrap()).collect();
-    // Those beyond the limit are closed at once, the others after the time for their set-up.
-    let is_closed = |mut stream: &TcpStream| {
-        stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
-        match stream.read(&mut [0; 1]) {
-            Ok(bytes) => bytes == 0,
-            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
-        }
-    };
+    let mut silent = TcpStream::connect(served.address).unwrap();
+    silent.set_read_timeout(Some(PATIENCE)).unwrap();
     let start = Instant::now();
-    let mut closed = 0;
-    while closed < 900 && start.elapsed() < PATIENCE {
-        closed = open.iter().filter(|stream| is_closed(stream)).count();
-    }
-    assert!((900..1000).contains(&closed), "{closed} are closed");
-    drop(open);
-    let (_admin, mut io, _) = loop {
-        // The node notices the end of the others a moment later.
-        if let Ok(queues) = connect_as(&served, host(), digests(0)) {
-            break queues;
-        }
-        assert!(start.elapsed() < 2 * PATIENCE);
-    };
-    assert_eq!(io.read(0, 1).0, Status::SUCCESS);
+    assert_eq!(silent.read(&mut [0; 1]).unwrap(), 0);
+    assert!(start.elapsed() > Duration::from_secs(9), "it has time for its set-up");
     served.end();
 }
 

@@ -7,7 +7,6 @@
 mod common;
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -21,7 +20,7 @@ use rowmill_store::{
 };
 use rowmill_testkit::Rng64;
 
-use self::common::{Served, host};
+use self::common::{NodeProcess, Served, host};
 
 const LIMITS: RowsLimits = RowsLimits { staged_bytes_max: 4 << 20, lookups_per_second: None };
 const DIM: usize = 6;
@@ -243,53 +242,10 @@ fn a_follower_has_every_change_and_goes_on_after_each_side_ended() {
     served.end();
 }
 
-/// The folder of the node that a process of this program is.
-const NODE_FOLDER: &str = "ROWMILL_TEST_NODE_FOLDER";
-/// Where that process writes its URL.
-const NODE_URL: &str = "url";
-
-/// What a process of [`Killable`] runs. In the tests' own process it does nothing.
+/// What the process of a node runs. In the tests' own process it does nothing.
 #[test]
 fn be_a_node() {
-    let Some(folder) = std::env::var_os(NODE_FOLDER) else { return };
-    let served = serve(Path::new(&folder));
-    let file = Path::new(&folder).join(NODE_URL);
-    let new = file.with_extension("new");
-    std::fs::write(&new, url(&served).to_string()).unwrap();
-    std::fs::rename(new, file).unwrap();
-    loop {
-        std::thread::park();
-    }
-}
-
-/// A node in a process that can be killed.
-struct Killable {
-    process: Child,
-    url: NvmeUrl,
-}
-
-impl Killable {
-    fn start(folder: &Path) -> Killable {
-        let file = folder.join(NODE_URL);
-        let _ = std::fs::remove_file(&file);
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "be_a_node"]).env(NODE_FOLDER, folder).stdout(Stdio::null());
-        let process = command.spawn().unwrap();
-        let start = Instant::now();
-        let url = loop {
-            if let Ok(text) = std::fs::read_to_string(&file) {
-                break text.parse().unwrap();
-            }
-            assert!(start.elapsed() < common::PATIENCE, "the node does not start");
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        Killable { process, url }
-    }
-
-    fn kill(mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
+    common::be_a_node(serve);
 }
 
 /// A host that gives up soon.
@@ -307,8 +263,8 @@ fn killed_at_any_moment_a_node_goes_on_and_gets_equal_to_the_trainer() {
     store.checkpoint(&[]).unwrap();
     let mut fills = 0;
     for round in 0..kills {
-        let node = Killable::start(data.path());
-        let node_url = node.url.clone();
+        let node = NodeProcess::start(data.path());
+        let node_url: NvmeUrl = node.url.parse().unwrap();
         let is_done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {

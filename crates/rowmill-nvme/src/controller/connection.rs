@@ -1,9 +1,10 @@
 //! One connection of a host, which is one queue: from bytes to commands with their data, from answers to bytes.
 //!
 //! - At most `entries` commands are between capsule and answer.
-//! - Data in capsules is bounded by their number. Other data is asked for (R2T) only when it fits into
-//!   `held_bytes_max`; it counts until its command is answered.
+//! - Data in capsules is bounded by their number. Other data is asked for (R2T) only when it fits into the memory that the
+//!   node has lent, at most `held_bytes_max`; it counts until its command is answered.
 //! - While more than `unsent_bytes_max` bytes wait to be sent, no bytes are consumed.
+//! - Apply commands reach the node in the order of their capsules, although their data may come in another one.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use zerocopy::FromZeros;
 use super::slot::{Progress, Slot};
 use super::{Answer, Connected};
 use crate::auth::{AUTH_MESSAGE_BYTES_MAX, ControllerAuth, is_security_protocol};
-use crate::command::{Command, Completion, Status, fabrics};
+use crate::command::{Command, Completion, Status, fabrics, io};
 use crate::pdu::{
     DataLimits, Digests, Fatal, FatalReason, Initialize, Kind, Outbox, Payload, Pdu, Received, Receiver,
     Side, Terminate, Transfer, field, flag,
@@ -28,7 +29,8 @@ pub struct ConnectionLimits {
     /// Most bytes of one H2CData: a multiple of 4, at least 4,096. Linux before 5.17 ignores it, and sends what an R2T asks
     /// for in one PDU, which is up to 512 KiB.
     pub data_pdu_bytes_max: usize,
-    /// Bytes of data that commands may hold, besides those in capsules: at least 512 KiB.
+    /// Most bytes of data that commands may hold, besides those in capsules: at least 512 KiB. They need
+    /// [`Connection::lend`], too.
     pub held_bytes_max: usize,
     /// Unsent bytes above which no more bytes are consumed.
     pub unsent_bytes_max: usize,
@@ -74,6 +76,8 @@ pub enum ConnectionEvent {
     Closed(Closed),
 }
 
+/// Unsent bytes above which no more bytes are consumed from a host that has not proved who it is.
+const SETUP_UNSENT_BYTES_MAX: usize = 8 << 10;
 /// Of the result of a Connect: the host must authenticate.
 const AUTHENTICATION_BIT: u64 = 1 << 17;
 
@@ -103,7 +107,15 @@ pub struct Connection {
     slots: HashMap<u16, Slot>,
     /// Commands that wait for room for their data, in order.
     waiting: VecDeque<u16>,
+    /// Apply commands that are not with the node yet, in the order of their capsules.
+    ordered: VecDeque<u16>,
+    /// Memory that the node has lent for data besides that in capsules.
+    lent_bytes: usize,
     held_bytes: usize,
+    /// Bytes of data that came in capsules, of commands that are not answered.
+    capsule_bytes: usize,
+    /// Commands whose data was asked for or has begun to come, and is not whole.
+    incomplete: usize,
     next_tag: u16,
     /// The command that gets the data which comes now; none, if the data is dropped.
     sink: Option<u16>,
@@ -133,7 +145,11 @@ impl Connection {
             outbox: Outbox::new(Digests::default(), 4),
             slots: HashMap::new(),
             waiting: VecDeque::new(),
+            ordered: VecDeque::new(),
+            lent_bytes: 0,
             held_bytes: 0,
+            capsule_bytes: 0,
+            incomplete: 0,
             next_tag: 0,
             sink: None,
             events: VecDeque::new(),
@@ -143,7 +159,7 @@ impl Connection {
     /// Take bytes from the host. Returns how many are consumed: fewer than all while too many bytes wait to be sent.
     pub fn receive(&mut self, bytes: &[u8]) -> usize {
         let mut rest = bytes;
-        while !self.is_closed() && self.outbox.unsent_bytes() <= self.limits.unsent_bytes_max {
+        while !self.is_closed() && self.outbox.unsent_bytes() <= self.unsent_bytes_max() {
             match self.receiver.next(&mut rest) {
                 Ok(Some(received)) => {
                     if let Err(fatal) = self.step(&received) {
@@ -166,6 +182,7 @@ impl Connection {
     pub fn answer(&mut self, cid: u16, answer: Answer) {
         let Some(slot) = self.slots.remove(&cid) else { return };
         self.held_bytes -= slot.held_bytes;
+        self.capsule_bytes -= slot.capsule_bytes;
         self.respond(cid, slot.answer_bytes, answer);
         self.grant();
     }
@@ -219,6 +236,44 @@ impl Connection {
         self.held_bytes
     }
 
+    /// Bytes of data that came in capsules, of commands that are not answered.
+    pub fn capsule_bytes(&self) -> usize {
+        self.capsule_bytes
+    }
+
+    /// The host has begun to send data, or was asked for it, and has not sent all.
+    pub fn awaits_data(&self) -> bool {
+        self.incomplete > 0
+    }
+
+    /// How many more bytes must be lent before the host is asked for the data of the next command; 0 if none waits, or
+    /// if it waits for answers of others.
+    pub fn wanted_bytes(&self) -> usize {
+        let Some(slot) = self.waiting.front().and_then(|cid| self.slots.get(cid)) else { return 0 };
+        let needed = self.held_bytes + slot.data_bytes;
+        if needed > self.limits.held_bytes_max { 0 } else { needed.saturating_sub(self.lent_bytes) }
+    }
+
+    /// Lend memory for data that does not come in capsules. A connection begins with none.
+    pub fn lend(&mut self, bytes: usize) {
+        self.lent_bytes += bytes;
+        self.grant();
+    }
+
+    /// Take back lent memory that no command has. Returns how many bytes.
+    pub fn take_back(&mut self) -> usize {
+        let unused = self.lent_bytes - self.held_bytes;
+        self.lent_bytes = self.held_bytes;
+        unused
+    }
+
+    /// A host that has not proved who it is gets little memory.
+    fn unsent_bytes_max(&self) -> usize {
+        let is_set_up = self.deadline().is_none();
+        let most = self.limits.unsent_bytes_max;
+        if is_set_up { most } else { most.min(SETUP_UNSENT_BYTES_MAX) }
+    }
+
     /// The connection is over.
     pub fn is_closed(&self) -> bool {
         matches!(self.phase, Phase::Closed)
@@ -228,7 +283,8 @@ impl Connection {
         self.phase = Phase::Closed;
         self.slots.clear();
         self.waiting.clear();
-        self.held_bytes = 0;
+        self.ordered.clear();
+        (self.held_bytes, self.capsule_bytes, self.incomplete) = (0, 0, 0);
         self.events.push_back(ConnectionEvent::Closed(closed));
     }
 
@@ -260,6 +316,10 @@ impl Connection {
             Received::Data(piece) => {
                 if let Some(slot) = self.sink.and_then(|cid| self.slots.get_mut(&cid)) {
                     slot.data.extend_from_slice(piece);
+                    if slot.progress == Progress::InCapsule {
+                        slot.capsule_bytes += piece.len();
+                        self.capsule_bytes += piece.len();
+                    }
                 }
                 Ok(())
             }
@@ -310,16 +370,22 @@ impl Connection {
         };
         match slot {
             Err(status) => self.respond(cid, 0, status.into()),
-            Ok(mut slot) => {
-                let mut request = None;
+            Ok(slot) => {
+                if command.opcode == io::APPLY {
+                    self.ordered.push_back(cid);
+                }
+                let is_complete = slot.progress == Progress::Executing;
                 match slot.progress {
-                    Progress::Executing => request = Some(slot.request()),
-                    Progress::InCapsule => self.sink = Some(cid),
+                    Progress::Executing => (),
+                    Progress::InCapsule => {
+                        self.sink = Some(cid);
+                        self.incomplete += 1;
+                    }
                     _ => self.waiting.push_back(cid),
                 }
                 self.slots.insert(cid, slot);
-                if let Some(request) = request {
-                    self.dispatch(request);
+                if is_complete {
+                    self.complete(cid);
                 }
                 self.grant();
             }
@@ -331,9 +397,11 @@ impl Connection {
     fn grant(&mut self) {
         while let Some(cid) = self.waiting.front() {
             let slot = self.slots.get_mut(cid).expect("a command that waits is not answered");
-            if self.held_bytes + slot.data_bytes > self.limits.held_bytes_max {
+            let needed = self.held_bytes + slot.data_bytes;
+            if needed > self.limits.held_bytes_max.min(self.lent_bytes) {
                 break;
             }
+            self.incomplete += 1;
             self.next_tag = self.next_tag.wrapping_add(1);
             slot.grant(self.next_tag);
             self.held_bytes += slot.held_bytes;
@@ -370,12 +438,34 @@ impl Connection {
         let Some(slot) = self.slots.get_mut(&cid) else { return };
         slot.is_damaged |= !is_intact;
         if slot.is_complete() {
-            if slot.is_damaged {
-                self.answer(cid, Status::TRANSIENT_TRANSPORT_ERROR.into());
-            } else {
-                let request = slot.request();
-                self.dispatch(request);
-            }
+            self.incomplete -= 1;
+            self.complete(cid);
+        }
+    }
+
+    /// All data of a command has come.
+    fn complete(&mut self, cid: u16) {
+        let Some(slot) = self.slots.get_mut(&cid) else { return };
+        slot.progress = Progress::Complete;
+        if !self.ordered.contains(&cid) {
+            self.pass_on(cid);
+            return;
+        }
+        while let Some(&first) = self.ordered.front()
+            && self.slots.get(&first).is_some_and(|slot| slot.progress == Progress::Complete)
+        {
+            self.ordered.pop_front();
+            self.pass_on(first);
+        }
+    }
+
+    fn pass_on(&mut self, cid: u16) {
+        let Some(slot) = self.slots.get_mut(&cid) else { return };
+        if slot.is_damaged {
+            self.answer(cid, Status::TRANSIENT_TRANSPORT_ERROR.into());
+        } else {
+            let request = slot.request();
+            self.dispatch(request);
         }
     }
 
@@ -437,6 +527,9 @@ impl Connection {
     }
 }
 
+/// Most bytes that a host may ask for with Authentication Receive, before it has proved who it is. Linux asks for 4,096.
+const AUTH_ANSWER_BYTES_MAX: usize = 4096;
+
 /// Authentication Send or Authentication Receive.
 fn authenticate(auth: &mut ControllerAuth, request: &Request) -> Answer {
     let bytes = request.data.len().max(request.answer_bytes);
@@ -447,7 +540,7 @@ fn authenticate(auth: &mut ControllerAuth, request: &Request) -> Answer {
         auth.send(&request.data);
         return Answer::success();
     }
-    if request.answer_bytes < AUTH_MESSAGE_BYTES_MAX {
+    if !(AUTH_MESSAGE_BYTES_MAX..=AUTH_ANSWER_BYTES_MAX).contains(&request.answer_bytes) {
         return Status::DATA_LENGTH_INVALID.into();
     }
     Answer::data(auth.receive())

@@ -11,7 +11,9 @@ pub(super) enum Progress {
     WaitsForRoom,
     /// The host may send data under this tag.
     Granted { tag: u16 },
-    /// All data has come. The command is with the node.
+    /// All data has come. The command waits for others before it.
+    Complete,
+    /// The command is with the node.
     Executing,
 }
 
@@ -29,6 +31,8 @@ pub(super) struct Slot {
     pub(super) is_damaged: bool,
     /// Bytes that count against the connection's limit.
     pub(super) held_bytes: usize,
+    /// Bytes of data that came in the capsule.
+    pub(super) capsule_bytes: usize,
 }
 
 impl Slot {
@@ -46,6 +50,7 @@ impl Slot {
             answer_bytes: 0,
             is_damaged: false,
             held_bytes: 0,
+            capsule_bytes: 0,
         };
         let direction = command.direction();
         if direction == Direction::Both {

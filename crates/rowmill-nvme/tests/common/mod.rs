@@ -137,7 +137,9 @@ impl Node {
             unsent_bytes_max: UNSENT_BYTES_MAX,
             setup_time: Duration::from_secs(10),
         };
-        self.connections.push(NodeConnection { connection: Connection::new(now, limits), connected: None });
+        let mut connection = Connection::new(now, limits);
+        connection.lend(HELD_BYTES_MAX);
+        self.connections.push(NodeConnection { connection, connected: None });
         self.connections.len() - 1
     }
 

@@ -5,6 +5,8 @@ pub mod tables;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +17,7 @@ use rowmill_storage_node::{Export, ExportContent, NAMESPACE, Node};
 
 /// No test waits longer for a byte.
 pub const PATIENCE: Duration = Duration::from_secs(20);
-/// Room for about 20 connections.
+/// Room for 768 connections.
 pub const WIRE_MEMORY: u64 = 96 << 20;
 
 /// A node on a free port of loopback.
@@ -26,14 +28,19 @@ pub struct Served {
 }
 
 pub fn serve(volume: &dyn Volume, content: ExportContent, hosts: Hosts) -> Served {
+    let export = Export { volume, content, hosts, key: None };
+    serve_with(export, WIRE_MEMORY, Duration::from_secs(30))
+}
+
+pub fn serve_with(export: Export<'_>, wire_memory: u64, stall_time: Duration) -> Served {
     let server = Server::start(2).unwrap();
     let listener = {
         let _inside = server.handle().enter();
         bind_tcp("127.0.0.1:0", Exposure::Loopback).unwrap()
     };
     let address = listener.local_addr().unwrap();
-    let export = Export { volume, content, hosts, key: None };
-    let node = Arc::new(Node::open(vec![export], address, WIRE_MEMORY, 2).unwrap());
+    let node = Node::open(vec![export], address, wire_memory, 2).unwrap().with_stall_time(stall_time);
+    let node = Arc::new(node);
     server.handle().spawn(Arc::clone(&node).serve(listener, server.drain().clone()));
     Served { node, address, server: Some(server) }
 }
@@ -121,8 +128,8 @@ impl Queue {
     }
 
     /// Connect this I/O queue.
-    fn connect_io(&mut self, setup: &Setup, ready: &Ready) -> Result<(), Option<SetupError>> {
-        let SetupStep::Send { command, exchange, .. } = setup.connect_io(ready, 1, 32) else { panic!() };
+    fn connect_io(&mut self, setup: &Setup, ready: &Ready, queue: u16) -> Result<(), Option<SetupError>> {
+        let SetupStep::Send { command, exchange, .. } = setup.connect_io(ready, queue, 32) else { panic!() };
         let (completion, _) = self.send(command, exchange)?;
         assert_eq!(completion.status(), Status::SUCCESS);
         let Some(mut auth) = setup.authenticate(&completion, [1; 32])? else { return Ok(()) };
@@ -185,6 +192,89 @@ pub fn connect_as(
     let ready = admin.make_ready(&mut setup)?;
     assert_eq!(ready.namespaces, [NAMESPACE]);
     let mut io = Queue::try_open(served.address, digests).ok_or(None)?;
-    io.connect_io(&setup, &ready)?;
+    io.connect_io(&setup, &ready, 1)?;
     Ok((admin, io, ready))
+}
+
+/// The admin queue of a host without keys, and its I/O queues.
+pub fn connect_queues(
+    address: SocketAddr,
+    name: &Nqn,
+    host: u8,
+    queues: u16,
+    digests: Digests,
+) -> Vec<Queue> {
+    let identity = HostIdentity { name: Nqn::from_uuid([host; 16]), id: [host; 16], ..self::host() };
+    let mut setup = Setup::new(identity, name.clone(), 600_000, queues, [0; 32]);
+    let mut all = vec![Queue::try_open(address, digests).expect("the node accepts the admin queue")];
+    let ready = all[0].make_ready(&mut setup).expect("the controller is ready");
+    assert_eq!(ready.io_queues, queues);
+    for queue in 1..=queues {
+        let mut io = Queue::try_open(address, digests).expect("the node accepts the queue");
+        io.connect_io(&setup, &ready, queue).expect("the queue is connected");
+        all.push(io);
+    }
+    all
+}
+
+/// The node of a process that can be killed: this test program, which runs its test `be_a_node`.
+pub struct NodeProcess {
+    process: Child,
+    pub url: String,
+}
+
+/// The folder of the node that a process of this program is.
+const NODE_FOLDER: &str = "ROWMILL_TEST_NODE_FOLDER";
+/// Where that process writes its URL.
+const NODE_URL: &str = "url";
+
+/// The body of the test `be_a_node`. In the tests' own process it does nothing.
+pub fn be_a_node(serve: impl FnOnce(&Path) -> Served) {
+    let Some(folder) = std::env::var_os(NODE_FOLDER) else { return };
+    let served = serve(Path::new(&folder));
+    let file = Path::new(&folder).join(NODE_URL);
+    let new = file.with_extension("new");
+    std::fs::write(&new, format!("nvme+tcp://{}/{}", served.address, served.name())).unwrap();
+    std::fs::rename(new, file).unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+impl NodeProcess {
+    pub fn start(folder: &Path) -> NodeProcess {
+        let file = folder.join(NODE_URL);
+        let _ = std::fs::remove_file(&file);
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "be_a_node"]).env(NODE_FOLDER, folder).stdout(Stdio::null());
+        let process = command.spawn().unwrap();
+        let start = Instant::now();
+        let url = loop {
+            if let Ok(text) = std::fs::read_to_string(&file) {
+                break text;
+            }
+            assert!(start.elapsed() < PATIENCE, "the node does not start");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        NodeProcess { process, url }
+    }
+
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    pub fn kill(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Drop for NodeProcess {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
