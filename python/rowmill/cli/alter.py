@@ -65,8 +65,5 @@ def _alter(parsed: argparse.Namespace) -> int:
     if done.begun_anew:
         print(f"optimizer state begins anew in {', '.join(done.begun_anew)}")
     more = f"rowmill train --continue {parsed.out} --data DATA"
-    if done.config.train.task == "ctr":
-        print(f"to train on: {more}, or --resume with the new settings")
-    else:
-        print("to train on: the command of the run with the new settings, --out and --resume")
+    print(f"to train on: {more}, or --resume with the new settings")
     return 0

@@ -183,3 +183,15 @@ def test_wrong_commands_change_nothing(
     command(
         "train", "--data", "tuesday", "--out", "run", "--resume", "--config", "config.toml", *FLAGS
     )
+
+
+def test_a_run_with_another_dim_is_continued(command: Callable[..., str]) -> None:
+    begin(command)
+    said = command("alter", "run", "--out", "wider", "--dim", "16")
+    assert "to train on: rowmill train --continue wider --data DATA" in said
+    before = vectors("wider")["relations"]
+    command("train", "--continue", "wider", "--data", "tuesday", "--row-lr", "0")
+    after = vectors("wider")["relations"]
+    assert {name: after[name] for name in before} == before
+    assert len(after) == 2 * (RELATIONS + 2)
+    check_whole(Path("wider/store"))
