@@ -428,8 +428,8 @@ impl Rows {
         self.apply("begin a fill", command, Exchange::Send(data), deadline)?.wait().map(drop)
     }
 
-    /// Send a frame of a fill or of the feed, without waiting for its answer. The node refuses a frame that does not follow
-    /// the last one: wait for each answer before the next. `skipped` sequence numbers before it belong to no frame.
+    /// Send a frame of a fill or of the feed, without waiting for its answer. The node applies the frames of one queue in
+    /// their order, and refuses a frame that does not follow the last one. `skipped` sequence numbers before it belong to no frame.
     ///
     /// # Errors
     ///

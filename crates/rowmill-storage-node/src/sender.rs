@@ -1,9 +1,13 @@
 //! The side of the trainer: fills a namespace of a node with the weights of a store, and sends the feed.
+//!
+//! Some frames are sent before the first of them is answered. The node applies those of a queue in their order, so after one
+//! that it refuses it refuses all that follow.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rowmill_host::{Client, HostError, HostSettings, NvmeUrl, Rows};
+use rowmill_host::{Client, HostError, HostSettings, NvmeUrl, Pending, Rows};
 use rowmill_nvme::{Status, TableEntry};
 use rowmill_store::{
     Dtype, FeedChange, FeedEvent, FeedReader, StoreError, TableSpec, Volume, WeightsSource, WeightsTarget,
@@ -14,6 +18,8 @@ use rowmill_store::{
 const END_TIME: Duration = Duration::from_mins(10);
 /// Most bytes of ids and weights of a frame, unless one row is larger.
 const FRAME_BYTES: usize = 256 << 10;
+/// Most frames that are not answered. The node takes 1 MiB of data of one queue at a time.
+const IN_FLIGHT_MAX: usize = 8;
 /// The wait when the feed has nothing new. The trainer publishes every 100 ms by default.
 const FEED_WAIT: Duration = Duration::from_millis(10);
 /// The wait before the node is asked again after a lost connection.
@@ -84,8 +90,12 @@ impl Target {
     }
 
     fn fill(&self, sources: &[WeightsSource], dtype: Option<Dtype>) -> Result<FillReport, SendError> {
-        let mut sending = Sending { target: self, next: 0, report: FillReport::default() };
+        let mut sending =
+            Sending { target: self, next: 0, report: FillReport::default(), in_flight: VecDeque::new() };
         let sequence = copy_weights(sources, dtype, &mut sending)?;
+        for frame in sending.in_flight {
+            frame.wait()?;
+        }
         self.rows.end_fill(sequence, Instant::now() + END_TIME)?;
         Ok(FillReport { sequence, ..sending.report })
     }
@@ -122,6 +132,7 @@ struct Sending<'a> {
     target: &'a Target,
     next: u64,
     report: FillReport,
+    in_flight: VecDeque<Pending>,
 }
 
 impl WeightsTarget for Sending<'_> {
@@ -137,6 +148,8 @@ impl WeightsTarget for Sending<'_> {
             .zip(&texts)
             .map(|((name, _), spec)| rowmill_nvme::TableSpec { name, spec })
             .collect();
+        // What a copy that starts over has sent belongs to a fill that this one replaces.
+        self.in_flight.clear();
         (self.next, self.report) = (0, FillReport { tables: tables.len(), ..FillReport::default() });
         Ok(self.target.rows.begin_fill(seed, &specs, self.target.soon())?)
     }
@@ -149,7 +162,13 @@ impl WeightsTarget for Sending<'_> {
             self.report.bytes += (ids.len() * 8 + weights.len() * 4) as u64;
             let change = FeedChange::Rows { table: table.to_owned(), step: 0, dim, ids, weights };
             let payload = FeedEvent { sequence: self.next, published_ns: 0, change }.payload();
-            self.target.rows.send_frame(self.next, 0, &payload, self.target.soon())?.wait()?;
+            if self.in_flight.len() >= IN_FLIGHT_MAX
+                && let Some(first) = self.in_flight.pop_front()
+            {
+                first.wait()?;
+            }
+            let sent = self.target.rows.send_frame(self.next, 0, &payload, self.target.soon())?;
+            self.in_flight.push_back(sent);
             self.next += 1;
         }
         Ok(())
@@ -171,6 +190,15 @@ pub struct Followed {
     pub published_ns: u64,
 }
 
+/// A frame that was sent.
+#[derive(Clone, Copy, Debug)]
+struct SentFrame {
+    sequence: u64,
+    published_ns: u64,
+    /// Rows written and deleted.
+    rows: u64,
+}
+
 /// Keeps a namespace up to date with the feed of a store of one rank. After a crash of any side it goes on from what the
 /// node has, and fills again where the feed has a gap.
 #[derive(Debug)]
@@ -180,8 +208,11 @@ pub struct Follower {
     dtype: Option<Dtype>,
     /// None before the node was asked where to go on.
     reader: Option<FeedReader>,
-    /// Frames applied since the reader was opened.
-    frames_since_open: u64,
+    /// The last frame that the node had when the reader was opened.
+    opened_at: u64,
+    /// The last frame that was sent.
+    sent: u64,
+    in_flight: VecDeque<(Pending, SentFrame)>,
     fills_in_a_row: u32,
     followed: Followed,
 }
@@ -204,7 +235,9 @@ impl Follower {
             target,
             dtype,
             reader: None,
-            frames_since_open: 0,
+            opened_at: 0,
+            sent: 0,
+            in_flight: VecDeque::new(),
             fills_in_a_row: 0,
             followed: Followed::default(),
         })
@@ -226,8 +259,12 @@ impl Follower {
                 }
                 Err(SendError::Store(StoreError::FeedGap { .. })) => self.fill()?,
                 Err(SendError::Host(error)) if error.status().is_some_and(is_gap) => {
-                    // Another host may have filled the node. If it refuses the first frame, it lacks a table.
-                    if self.frames_since_open == 0 { self.fill()? } else { self.reader = None }
+                    self.reader = None;
+                    // The node may have gone on: another host has filled it, or it has still applied a frame of a
+                    // lost connection. If it refuses the first frame after the one that it has, it lacks a table.
+                    if self.target.applied()? == self.opened_at {
+                        self.fill()?;
+                    }
                 }
                 other => other?,
             }
@@ -237,26 +274,43 @@ impl Follower {
 
     fn step(&mut self) -> Result<(), SendError> {
         let Some(reader) = &mut self.reader else {
-            self.followed.sequence = self.target.applied()?;
-            self.reader = Some(FeedReader::open(&self.volume, self.followed.sequence)?);
-            self.frames_since_open = 0;
+            self.in_flight.clear();
+            self.opened_at = self.target.applied()?;
+            (self.sent, self.followed.sequence) = (self.opened_at, self.opened_at);
+            self.reader = Some(FeedReader::open(&self.volume, self.opened_at)?);
             return Ok(());
         };
-        let Some(event) = reader.poll()? else {
-            std::thread::sleep(FEED_WAIT);
-            return Ok(());
-        };
-        let skipped = event.sequence - self.followed.sequence - 1;
-        let payload = event.payload();
-        self.target.rows.send_frame(event.sequence, skipped, &payload, self.target.soon())?.wait()?;
-        self.fills_in_a_row = 0;
-        self.frames_since_open += 1;
-        self.followed.frames += 1;
-        self.followed.sequence = event.sequence;
-        self.followed.published_ns = event.published_ns;
-        if let FeedChange::Rows { ids, .. } | FeedChange::Deleted { ids, .. } = &event.change {
-            self.followed.rows += ids.len() as u64;
+        if self.in_flight.len() >= IN_FLIGHT_MAX {
+            return self.settle();
         }
+        let Some(event) = reader.poll()? else {
+            if self.in_flight.is_empty() {
+                std::thread::sleep(FEED_WAIT);
+            }
+            return self.settle();
+        };
+        let rows = match &event.change {
+            FeedChange::Rows { ids, .. } | FeedChange::Deleted { ids, .. } => ids.len() as u64,
+            _ => 0,
+        };
+        let skipped = event.sequence - self.sent - 1;
+        let payload = event.payload();
+        let pending = self.target.rows.send_frame(event.sequence, skipped, &payload, self.target.soon())?;
+        self.sent = event.sequence;
+        let frame = SentFrame { sequence: event.sequence, published_ns: event.published_ns, rows };
+        self.in_flight.push_back((pending, frame));
+        Ok(())
+    }
+
+    /// Wait for the answer to the first frame that is not answered, if there is one.
+    fn settle(&mut self) -> Result<(), SendError> {
+        let Some((pending, frame)) = self.in_flight.pop_front() else { return Ok(()) };
+        pending.wait()?;
+        self.fills_in_a_row = 0;
+        self.followed.frames += 1;
+        self.followed.rows += frame.rows;
+        self.followed.sequence = frame.sequence;
+        self.followed.published_ns = frame.published_ns;
         Ok(())
     }
 
@@ -266,6 +320,7 @@ impl Follower {
         }
         self.fills_in_a_row += 1;
         self.reader = None;
+        self.in_flight.clear();
         self.target.fill(&[(Arc::clone(&self.volume), None)], self.dtype)?;
         self.followed.fills += 1;
         Ok(())

@@ -16,7 +16,8 @@ use rowmill_io::{DirectoryVolume, IoChoice, Volume};
 use rowmill_nvme::*;
 use rowmill_storage_node::{ExportContent, FilledOptions, Follower, RowsLimits, SendError, fill};
 use rowmill_store::{
-    Dtype, FeedOptions, IdRange, Initializer, OptimizerSpec, StalenessBound, Store, StoreOptions, Table,
+    Dtype, FeedChange, FeedEvent, FeedOptions, IdRange, Initializer, OptimizerSpec, StalenessBound, Store,
+    StoreOptions, Table,
 };
 use rowmill_testkit::Rng64;
 
@@ -239,6 +240,45 @@ fn a_follower_has_every_change_and_goes_on_after_each_side_ended() {
     }
     let followed = follower.run(Duration::from_millis(1)).unwrap();
     assert_eq!(followed.fills, 0, "the first follower filled, and no gap came: {followed:?}");
+    served.end();
+}
+
+#[test]
+fn frames_of_one_queue_are_applied_in_their_order() {
+    let (run, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (store, tables) = trainer(run.path());
+    train(&tables, &mut Rng64::new(1));
+    store.checkpoint(&[]).unwrap();
+    let served = serve(data.path());
+    let filled = fill(&[(volume(run.path()), None)], &url(&served), &settings(), None).unwrap().sequence;
+    let one_queue = HostSettings { io_queues: 1, ..settings() };
+    let node_url = url(&served);
+    let client = Arc::new(rowmill_host::Client::connect(&node_url, &one_queue).unwrap());
+    let rows = Rows::open(client, &node_url).unwrap();
+    let soon = || Instant::now() + common::PATIENCE;
+    let send = |sequence: u64, skipped, count: u64| {
+        let ids: Vec<u64> = (0..count).collect();
+        let weights = vec![sequence as f32; ids.len() * DIM];
+        let change = FeedChange::Rows { table: "users".into(), step: 0, dim: DIM, ids, weights };
+        let payload = FeedEvent { sequence, published_ns: 0, change }.payload();
+        rows.send_frame(sequence, skipped, &payload, soon()).unwrap()
+    };
+    // Every third frame is small enough for its capsule, so its data comes before that of the frame before it.
+    let sent: Vec<_> = (1..=40).map(|at| send(filled + at, 0, if at % 3 == 0 { 10 } else { 6000 })).collect();
+    for frame in sent {
+        frame.wait().unwrap();
+    }
+    let mut row = [0.0; DIM];
+    let sequence = rows.get(&[("users", &[5])], &mut row, soon()).unwrap();
+    assert_eq!((sequence, row), (filled + 40, [(filled + 40) as f32; DIM]));
+    // One is missing: none of those behind it is applied.
+    let sent = [send(filled + 42, 0, 10), send(filled + 43, 0, 6000), send(filled + 44, 0, 10)];
+    for frame in sent {
+        assert_eq!(frame.wait().map(drop).unwrap_err().status(), Some(Status::FEED_GAP));
+    }
+    send(filled + 42, 1, 10).wait().unwrap();
+    rows.get(&[("users", &[5])], &mut row, soon()).unwrap();
+    assert_eq!(row, [(filled + 42) as f32; DIM]);
     served.end();
 }
 
