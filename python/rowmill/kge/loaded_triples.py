@@ -278,13 +278,17 @@ class LoadedTriples(LoadedRun):
 
     @property
     def _names_of_run(self) -> dict[str, Names | None]:
-        """The names in the folder of the run by kind; None where it has none."""
+        """The names of the checkpoint by kind; for those of older builds, in the folder of the run. None where it has none."""
         counts = {"entity": self.entity_count, "relation": self.relation_count}
         out = self.saved.out
-        return {
-            kind: None if out is None else Names.read(kind, out, count)
-            for kind, count in counts.items()
-        }
+        found: dict[str, Names | None] = {}
+        for kind, count in counts.items():
+            file = self.saved.file(NAME_FILES[kind].removesuffix(".txt"))
+            if file is not None:
+                found[kind] = Names.of_file(kind, file, count)
+            else:
+                found[kind] = None if out is None else Names.read(kind, out, count)
+        return found
 
     def _numbers(self, raw: Any) -> NDArray[np.int64]:
         """Triples `[n, 3]` as numbers."""

@@ -45,8 +45,11 @@ class Names:
         There are more if the run has begun with a part that has new ones, and was killed before its first checkpoint.
         """
         file = folder / NAME_FILES[kind]
-        if not file.is_file():
-            return None
+        return cls.of_file(kind, file, count) if file.is_file() else None
+
+    @classmethod
+    def of_file(cls, kind: str, file: Path, count: int) -> Names | None:
+        """The first names in a file, one a line; None if it has fewer."""
         table = csv.read_csv(
             file,
             csv.ReadOptions(column_names=["name"]),

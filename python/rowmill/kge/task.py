@@ -26,6 +26,7 @@ from rowmill.kge import (
 )
 from rowmill.kge.graph import read_graph
 from rowmill.kge.identity import graph_identity
+from rowmill.kge.names import NAME_FILES
 from rowmill.kge.saved_names import SavedNames, move_reciprocals
 from rowmill.nn import Embedding
 from rowmill.nn.dropout import dropout
@@ -184,8 +185,9 @@ class GraphTask:
         return self._rank(self.graph.test)
 
     def described(self) -> dict[str, Any]:
-        """Empty: only click models can be exported."""
-        return {}
+        """The names of entities and relations, for queries and vectors."""
+        out = self.config.train.out
+        return {"entities": out / NAME_FILES["entity"], "relations": out / NAME_FILES["relation"]}
 
     def about(self) -> dict[str, Any]:
         """Sizes of the graph, for the report."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 from contextlib import closing
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -25,7 +24,13 @@ from rowmill.saved.new_files import check_new, new_folder
 from rowmill.saved.saved_run import SavedRun
 from rowmill.store.changes import Changes
 from rowmill.train.rows import check_tables, new_table
-from rowmill.train.run_files import FILES_ATTACHMENT, RunFiles, read_run_file
+from rowmill.train.run_files import (
+    FILES_ATTACHMENT,
+    RunFiles,
+    copy_run_file,
+    listed,
+    read_run_file,
+)
 from rowmill.train.saved_files import settings_to_save
 from rowmill.train.state import ATTACHMENT, files_of, unpacked
 
@@ -152,12 +157,12 @@ def _write(
         files.write(folder / "store")
         for name in names.values():
             read_run_file(saved.folder, name)
-            shutil.copy2(saved.folder / name, folder / "store" / name)
+            copy_run_file(saved.folder / name, folder / "store" / name)
         names |= files.names
         content["files"] = json.dumps(names)
         torch.save(content, buffer := io.BytesIO())
-        listed = "\n".join(sorted(names.values())).encode()
-        store.checkpoint(attachments={ATTACHMENT: buffer.getvalue(), FILES_ATTACHMENT: listed})
+        attached = {ATTACHMENT: buffer.getvalue(), FILES_ATTACHMENT: listed(names.values())}
+        store.checkpoint(attachments=attached)
     for name in _NAMES:
         if saved.out is not None and (saved.out / name).is_file():
             link_or_copy(saved.out / name, folder / name)

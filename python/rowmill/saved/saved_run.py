@@ -189,7 +189,7 @@ class SavedRun:
             shutil.rmtree(self._merged, ignore_errors=True)
 
     def file(self, role: str) -> Any:
-        """The content of a file of the run; None if the run has none of this role."""
+        """The content of a file of the run, of a text file its path; None if the run has none of this role."""
         return read_run_file(self.folder, self._files[role]) if role in self._files else None
 
     @cached_property

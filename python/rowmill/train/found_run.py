@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rowmill.config.config import Config
 
-_RUN_FILES = r"|run-[0-9a-f]{64}\.json(\.new)?"
+_RUN_FILES = r"|run-[0-9a-f]{64}\.(json|txt)(\.new)?"
 _RANKS_ONLY = r"CHECKPOINT(\.new)?|version-\d+\.json(\.new)?|state-\d+\.pt(\.new)?|parts-\d+"
 _RANKS_FILES = re.compile(f"LOCK|{_RANKS_ONLY}{_RUN_FILES}")
 _STORE_FILES = re.compile(

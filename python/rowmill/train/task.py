@@ -130,7 +130,7 @@ class Task(Protocol):
         ...
 
     def described(self) -> dict[str, Any]:
-        """What export and prediction need beside the settings, as JSON by role (see `rowmill.train.run_files`)."""
+        """What export and prediction need beside the settings, as JSON or text files by role (see `rowmill.train.run_files`)."""
         ...
 
     def about(self) -> dict[str, Any]:

@@ -19,8 +19,9 @@ import rowmill
 from python.tests.saved.conftest import ENTITIES, RELATIONS, graph_config, trained
 from python.tests.saved.scores import triple_scores
 from rowmill.cli import main
-from rowmill.errors import DataError, InvalidInput
+from rowmill.errors import DataError, InvalidInput, StoreCorrupt
 from rowmill.kge import LoadedTriples
+from rowmill.kge.task import GraphTask
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,10 +151,41 @@ def test_a_version_of_a_graph_is_read(
     assert json.loads(capsys.readouterr().out) == expected != triples.report["test"]
 
 
+def test_the_checkpoint_knows_the_names(triples: Trained, tmp_path: Path) -> None:
+    url = (tmp_path / "url").as_uri()
+    assert main(["push", str(triples.run / "store"), url]) == 0
+    assert main(["restore", url, str(tmp_path / "restored")]) == 0
+    with loaded(triples.run) as graph:
+        named = graph.query("e5", "r1", None)
+    restored = tmp_path / "restored"
+    for rows in (shutil.copytree(triples.run / "store", tmp_path / "store"), restored):
+        with loaded(rows, data=tmp_path / "gone") as graph:
+            assert graph.query("e5", "r1", None) == named
+    version = rowmill.versions(triples.run / "store")[0]["name"]
+    with loaded(tmp_path / "store", data=tmp_path / "gone", version=version) as graph:
+        assert graph.query("e5", "r1", None)[0].name is not None
+    (file,) = (f for f in restored.glob("run-*.txt") if f.read_text().startswith("r"))
+    file.write_text(file.read_text().replace("r1", "r9"))
+    with loaded(restored) as graph, pytest.raises(StoreCorrupt, match=f"{file.name} is damaged"):
+        graph.query("e5", "r1", None)
+    file.unlink()
+    with loaded(restored) as graph, pytest.raises(StoreCorrupt, match=f"{file.name} is missing"):
+        graph.query("e5", "r1", None)
+
+
 def test_without_names_or_graph_numbers_are_enough(
-    triples: Trained, ring: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    triples: Trained,
+    ring: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = shutil.copytree(triples.run / "store", tmp_path / "store")
+    # Checkpoints of older builds have no names.
+    monkeypatch.setattr(GraphTask, "described", lambda _: {})
+    older = trained(graph_config(tmp_path / "older", ring, train__epochs=1))
+    with loaded(older.run) as graph:
+        assert graph.query("e5", "r1", None)[0].name is not None
+    store = shutil.copytree(older.run / "store", tmp_path / "store")
     with loaded(store) as graph:  # The names come from the graph.
         named = graph.query("e5", "r1", None)
     moved = shutil.copytree(ring, tmp_path / "moved")
