@@ -21,7 +21,7 @@ from rowmill.cli.importing import importing
 from rowmill.cli.load import add_loadtest
 from rowmill.cli.serving import add_serve
 from rowmill.cli.storage import add_storage
-from rowmill.cli.trained import RUN, add_trained
+from rowmill.cli.trained import RUN, add_trained, add_version
 from rowmill.cli.versions import add_versions
 from rowmill.config.config import SECTIONS, load_config, section_from, settings_of
 from rowmill.config.setting import ConfigError
@@ -150,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--compile", action="store_true", help="also compile the dense layers, with AOTInductor"
     )
+    add_version(export)
     export.set_defaults(command=_export, interrupted="; no bundle was written")
 
     add_trained(commands, _path)
@@ -187,7 +188,7 @@ def _parser() -> argparse.ArgumentParser:
     fsck.set_defaults(command=_fsck, interrupted="; the store is still at its last checkpoint")
 
     push = commands.add_parser(
-        "push", help="copy the last checkpoint of a store to an object store"
+        "push", help="copy the last checkpoint of a store, or a version, to an object store"
     )
     push.add_argument("store", type=_path, metavar="STORE", help="folder of a store")
     push.add_argument(
@@ -199,6 +200,12 @@ def _parser() -> argparse.ArgumentParser:
         default=3,
         metavar="K",
         help="number of checkpoints to keep at URL (default 3)",
+    )
+    push.add_argument(
+        "--version",
+        metavar="VERSION",
+        help="name or number of a version, from rowmill versions; URL must be one for it alone (default: the last "
+        "checkpoint)",
     )
     push.set_defaults(
         command=_push,
@@ -476,7 +483,9 @@ def _export(parsed: argparse.Namespace) -> int:
     with importing():
         from rowmill.partition.export_run import export_run
 
-    notes = export_run(parsed.run, parsed.out, rule=parsed.rule, compile=parsed.compile)
+    notes = export_run(
+        parsed.run, parsed.out, rule=parsed.rule, compile=parsed.compile, version=parsed.version
+    )
     for note in notes:
         print(f"Note: {note}")
     print(f"wrote {parsed.out}; both halves are described in {parsed.out / 'report.html'}")
@@ -509,7 +518,7 @@ def _fsck(parsed: argparse.Namespace) -> int:
 def _push(parsed: argparse.Namespace) -> int:
     from rowmill.store.remote import push_folder
 
-    done = push_folder(parsed.store, parsed.url, keep=parsed.keep)
+    done = push_folder(parsed.store, parsed.url, keep=parsed.keep, version=parsed.version)
     print(
         f"checkpoint {done['epoch']} is at {parsed.url}: {done['bytes_uploaded']:,} of {done['bytes']:,} bytes "
         "uploaded"

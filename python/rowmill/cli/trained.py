@@ -95,17 +95,22 @@ def add_trained(commands: Any, path: Callable[[str], Path]) -> None:
 
 def _add_run(parser: argparse.ArgumentParser, path: Callable[[str], Path]) -> None:
     parser.add_argument("run", type=path, metavar="RUN", help=RUN)
-    parser.add_argument(
-        "--version",
-        metavar="VERSION",
-        help="name or number of a version, from rowmill versions, or best: the one with the best value of --best "
-        "(default: the last checkpoint)",
-    )
+    add_version(parser)
     parser.add_argument(
         "--graph",
         type=path,
         metavar="PATH",
         help="where the graph of the run is now, if it has moved (default: the --data of its training)",
+    )
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Add the option that chooses a version of a run."""
+    parser.add_argument(
+        "--version",
+        metavar="VERSION",
+        help="name or number of a version, from rowmill versions, or best: the one with the best value of --best "
+        "(default: the last checkpoint)",
     )
 
 

@@ -1,4 +1,4 @@
-"""`rowmill export`: the last checkpoint of a click model becomes a bundle, without its training data."""
+"""`rowmill export`: a checkpoint of a click model becomes a bundle, without its training data."""
 
 from __future__ import annotations
 
@@ -45,15 +45,21 @@ class Scores(nn.Module):
 
 
 def export_run(
-    run: Path, out: str | os.PathLike[str], *, rule: Rule = "bytes", compile: bool = False
+    run: Path,
+    out: str | os.PathLike[str],
+    *,
+    rule: Rule = "bytes",
+    compile: bool = False,
+    version: str | None = None,
 ) -> tuple[str, ...]:
-    """Write a bundle of the last checkpoint of a run of `rowmill train --task ctr`.
+    """Write a bundle of a checkpoint of a run of `rowmill train --task ctr`.
 
     Args:
         run: The folder of the run, or of its rows. The run may be training.
         out: The folder of the bundle; nothing may be there.
         rule: As of `rowmill.export`.
         compile: As of `rowmill.export`.
+        version: Name or number of a version, or "best"; None: the last checkpoint.
 
     Returns:
         What the caller should know of this bundle, a sentence each.
@@ -61,10 +67,15 @@ def export_run(
     Raises:
         BundleExists: Something is at `out`.
         CheckpointMissing: The run has no checkpoint that can be exported; says how to make one.
+        InvalidInput: There is no such version; the message lists those that exist.
         OSError: The disk is full, or another failure of the system; names the path. Nothing is at `out` then.
     """
     path = new_path(out)
-    saved = SavedRun.open(run)
+    with SavedRun.open(run, version=version) as saved:
+        return _exported(saved, path, rule, compile=compile)
+
+
+def _exported(saved: SavedRun, path: Path, rule: Rule, *, compile: bool) -> tuple[str, ...]:
     if saved.config.train.task != "ctr":
         raise ConfigError(
             f"{saved.folder} is of a run with train.task = {saved.config.train.task!r}: only click models (--task ctr) can be "

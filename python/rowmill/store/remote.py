@@ -12,15 +12,21 @@ come from each service's usual environment variables:
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rowmill import _core
+from rowmill.files import link_or_copy
 from rowmill.size import check_int
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Generator
 
 KEEP_MAX = 10_000
+_LOCK = "LOCK"
 
 
 def checkpoints(url: str) -> list[dict[str, Any]]:
@@ -70,6 +76,44 @@ def restore(
     return _core.restore(url, os.fspath(path), checkpoint)
 
 
-def push_folder(path: Path, url: str, *, keep: int = 3) -> dict[str, Any]:
-    """As `Store.push`, for a store that no process has open for writing."""
-    return _core.push_folder(str(path), url, check_int(keep, "keep", 1, KEEP_MAX))
+def push_folder(
+    path: Path, url: str, *, keep: int = 3, version: str | None = None
+) -> dict[str, Any]:
+    """As `Store.push`, for a store that no process has open for writing.
+
+    Args:
+        path: Folder of the store.
+        url: As of `Store.push`. A version is the next checkpoint of another history, as after a rollback, so it needs a URL of
+            its own.
+        keep: As of `Store.push`.
+        version: Name or number of the version to push; None: the last checkpoint.
+
+    Raises:
+        InvalidInput: There is no such version; the message lists those that exist.
+    """
+    keep = check_int(keep, "keep", 1, KEEP_MAX)
+    if version is None:
+        return _core.push_folder(str(path), url, keep)
+    with _at_version(path, version) as folder:
+        return _core.push_folder(str(folder), url, keep)
+
+
+@contextmanager
+def _at_version(path: Path, version: str) -> Generator[Path]:
+    """A second folder of a store, beside it, that is rolled back to a version. Its files are links to those of the store."""
+    path = path.resolve()
+    _core.versions(str(path))  # The error of a folder without a checkpoint.
+    lock = _core.FolderLock.take(str(path))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        try:
+            for file in path.iterdir():
+                # A rollback replaces the manifest, and writes no other file.
+                if file.is_file() and file.name != _LOCK:
+                    link_or_copy(file, folder / file.name)
+            _core.rollback(str(folder), version)
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+    finally:
+        lock.release()

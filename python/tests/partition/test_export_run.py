@@ -123,6 +123,27 @@ def test_predict_and_the_bundle_give_the_scores_of_the_trainer(kind: str, tmp_pa
     assert files == []
 
 
+def test_a_version_becomes_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained(tmp_path, "ffnn", checkpoint__versions=3, train__checkpoint_every=3)
+    run, data = tmp_path / "run", held_out(tmp_path, labels=True)
+    first, *_, last = rowmill.versions(run / "store")
+    bundles = {version["name"]: tmp_path / version["name"] for version in (first, last)}
+    answers: list[torch.Tensor] = []
+    for name, bundle in bundles.items():
+        assert main(["export", str(run), "--out", str(bundle), "--version", name]) == 0
+        with load(run, version=name) as at_version, Bundle.open(bundle) as opened:
+            scores = at_version.predict(data)
+            transform = json.loads((bundle / "transform.json").read_text())
+            (answer,) = opened.run(apply_transform(transform, pq.read_table(data)))
+        assert (answer.reshape(scores.shape) - scores).abs().max() <= 1e-6
+        answers.append(answer)
+    assert (answers[0] - answers[1]).abs().max() > 1e-4
+    command = ["export", str(run), "--out", str(tmp_path / "none"), "--version", "step-1"]
+    assert main(command) == 2
+    assert first["name"] in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
 @pytest.mark.parametrize("ids", ["full", "hash"])
 def test_every_id_mapping_can_be_exported(ids: str, tmp_path: Path) -> None:
     config = trained(tmp_path, "dlrm", data__ids=ids, data__buckets=30)

@@ -12,6 +12,7 @@ import pytest
 
 import rowmill
 from rowmill import NewVersion
+from rowmill.cli import main
 from rowmill.errors import InvalidInput, StoreLocked, StoreMissing
 
 if TYPE_CHECKING:
@@ -48,6 +49,43 @@ def test_versions_are_listed_read_and_rolled_back_to(tmp_path: Path) -> None:
         assert [version["name"] for version in store.versions()] == ["step-1", "step-2", "step-3"]
     rowmill.drop_version(tmp_path, "step-2")
     assert [version["name"] for version in rowmill.versions(tmp_path)] == ["step-1", "step-3"]
+
+
+def test_a_version_is_pushed_and_the_store_stays_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "store"
+    fill(folder)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    urls = {name: (tmp_path / name).as_uri() for name in ("step-1", "step-3")}
+    for name, url in urls.items():
+        assert main(["push", str(folder), url, "--version", name]) == 0
+        (only,) = rowmill.checkpoints(url)
+        assert (only["epoch"], only["rows"]) == (5, 100)
+        restored = tmp_path / f"restored-{name}"
+        rowmill.restore(url, restored)
+        step = int(name[-1])
+        with rowmill.open(restored, memory="16MiB") as store:
+            assert store.open_table("t").get(np.arange(100)).tolist() == [[step] * 4] * 100
+            assert store.attachment("step") == str(step).encode()
+            assert store.versions() == []
+            store.open_table("t").put([3], np.ones((1, 4), np.float32))
+            store.checkpoint()
+        assert main(["fsck", str(restored)]) == 0
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    # A version is of another history than the last checkpoint, or another version.
+    for arguments in (["--version", "step-1"], []):
+        assert main(["push", str(folder), urls["step-3"], *arguments]) == 1
+        assert "push to another URL" in capsys.readouterr().err
+    assert main(["push", str(folder), urls["step-1"], "--version", "step-0"]) == 2
+    assert '"step-1", "step-2", "step-3", got "step-0"' in capsys.readouterr().err
+    assert main(["push", str(tmp_path / "none"), urls["step-1"], "--version", "a"]) == 2
+    assert not (tmp_path / "none").exists()
+    with rowmill.open(folder, memory="16MiB"):
+        assert main(["push", str(folder), urls["step-1"], "--version", "step-1"]) == 1
+    assert "open" in capsys.readouterr().err
+    assert rowmill.rollback(folder, "step-2") == 5
 
 
 def test_the_best_version_stays(tmp_path: Path) -> None:
