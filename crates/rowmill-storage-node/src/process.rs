@@ -39,6 +39,7 @@ fn content(subsystem: &SubsystemSettings, threads: usize) -> Result<ExportConten
     let limits = RowsLimits {
         staged_bytes_max: subsystem.staged.0,
         lookups_per_second: subsystem.lookups_per_second.map(NonZeroU64::get),
+        ..RowsLimits::default()
     };
     let memory = subsystem.memory.0;
     if let Some(store) = &subsystem.store {

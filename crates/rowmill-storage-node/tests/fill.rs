@@ -8,7 +8,7 @@ mod common;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rowmill_host::{HostError, HostSettings, NvmeUrl, Rows};
@@ -23,7 +23,8 @@ use rowmill_testkit::Rng64;
 
 use self::common::{NodeProcess, Served, host};
 
-const LIMITS: RowsLimits = RowsLimits { staged_bytes_max: 4 << 20, lookups_per_second: None };
+const LIMITS: RowsLimits =
+    RowsLimits { staged_bytes_max: 4 << 20, lookups_per_second: None, staged_time: Duration::from_mins(1) };
 const DIM: usize = 6;
 /// Ids of tests are below this; about half of them have rows.
 const IDS: u64 = 2000;
@@ -240,6 +241,91 @@ fn a_follower_has_every_change_and_goes_on_after_each_side_ended() {
     }
     let followed = follower.run(Duration::from_millis(1)).unwrap();
     assert_eq!(followed.fills, 0, "the first follower filled, and no gap came: {followed:?}");
+    served.end();
+}
+
+#[test]
+fn lookups_during_fills_have_rows_of_one_fill() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let ids: Vec<u64> = (0..IDS).collect();
+    for (folder, value) in folders.iter().zip([1.0, 2.0]) {
+        let (store, tables) = trainer(folder.path());
+        for table in &tables {
+            table.put(&ids, &vec![value; ids.len() * DIM], None).unwrap();
+        }
+        store.checkpoint(&[]).unwrap();
+    }
+    let data = tempfile::tempdir().unwrap();
+    let served = serve(data.path());
+    let fill = |number: usize| {
+        fill(&[(volume(folders[number].path()), None)], &url(&served), &settings(), None).unwrap();
+    };
+    fill(0);
+    let (is_done, lookups) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let rows = rows(&served);
+                // Several commands per lookup.
+                let many: Vec<u64> = (0..60_000).map(|at| at % IDS).collect();
+                let mut found = vec![0.0_f32; many.len() * DIM];
+                while !is_done.load(Ordering::Relaxed) {
+                    rows.get(&[("users", &many)], &mut found, Instant::now() + common::PATIENCE).unwrap();
+                    assert!(found[0] == 1.0 || found[0] == 2.0, "{}", found[0]);
+                    assert!(found.iter().all(|&value| value == found[0]), "rows of two fills");
+                    lookups.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        for round in 1..9 {
+            let before = lookups.load(Ordering::Relaxed);
+            fill(round % 2);
+            let start = Instant::now();
+            while lookups.load(Ordering::Relaxed) < before + 2 {
+                assert!(start.elapsed() < common::PATIENCE);
+                std::thread::yield_now();
+            }
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+    assert!(lookups.load(Ordering::Relaxed) > 10);
+    served.end();
+}
+
+#[test]
+fn stores_of_many_ranks_are_merged_by_a_fill() {
+    let runs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let data = tempfile::tempdir().unwrap();
+    let ranks: Vec<_> = runs.iter().map(|run| trainer(run.path())).collect();
+    // Each rank owns every other id, and has written half of its own.
+    for ((store, tables), rank) in ranks.iter().zip(0_u64..) {
+        let ids: Vec<u64> = (rank..IDS).step_by(4).collect();
+        for table in tables {
+            let values: Vec<f32> = (0..ids.len() * DIM).map(|at| at as f32 + 0.25).collect();
+            table.put(&ids, &values, None).unwrap();
+        }
+        store.checkpoint(&[]).unwrap();
+    }
+    let served = serve(data.path());
+    let sources: Vec<_> = runs.iter().map(|run| (volume(run.path()), None)).collect();
+    let report = fill(&sources, &url(&served), &settings(), None).unwrap();
+    assert_eq!(report.rows, 3 * IDS / 2);
+    let rows = rows(&served);
+    let ids: Vec<u64> = (0..IDS).collect();
+    for (at, name) in TABLES.into_iter().enumerate() {
+        let mut found = vec![0.0_f32; ids.len() * DIM];
+        rows.get(&[(name, &ids)], &mut found, Instant::now() + common::PATIENCE).unwrap();
+        for ((store, tables), rank) in ranks.iter().zip(0..) {
+            let own: Vec<u64> = (rank..IDS).step_by(2).collect();
+            let mut expected = vec![0.0_f32; own.len() * DIM];
+            let asked =
+                rowmill_store::AskedRows { table: &tables[at], ids: &own, times: &vec![1; own.len()] };
+            store.evaluate_rows(&[asked], &mut expected, None).unwrap();
+            for (id, expected) in own.iter().zip(expected.chunks(DIM)) {
+                assert_eq!(&found[*id as usize * DIM..][..DIM], expected, "id {id} of {name}");
+            }
+        }
+    }
     served.end();
 }
 

@@ -6,12 +6,14 @@
 
 mod common;
 
+use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rowmill_io::{BLOCK_BYTES, MemoryVolume};
 use rowmill_nvme::*;
-use rowmill_storage_node::{ExportContent, NAMESPACE, RowsLimits};
+use rowmill_storage_node::{Export, ExportContent, NAMESPACE, RowsLimits};
 use rowmill_store::{Dtype, IdBag, IdRange, Store, Table};
 use rowmill_testkit::Rng64;
 
@@ -19,7 +21,8 @@ use self::common::tables::{self, DENSE_ROWS, spec};
 use self::common::{Queue, Served, connect, connect_as, host};
 
 const DIGESTS: Digests = Digests { header: true, data: true };
-const LIMITS: RowsLimits = RowsLimits { staged_bytes_max: 4 << 20, lookups_per_second: None };
+const LIMITS: RowsLimits =
+    RowsLimits { staged_bytes_max: 4 << 20, lookups_per_second: None, staged_time: Duration::from_mins(1) };
 
 /// Names in the order of the tables' numbers. The first two are one group.
 const TABLES: [&str; 4] = ["users", "items", "words", "split"];
@@ -377,6 +380,99 @@ fn hosts_need_their_name_and_key() {
         matches!(refused, Some(SetupError::Failed { status: Status::CONNECT_INVALID_HOST, .. })),
         "{refused:?}"
     );
+    served.end();
+}
+
+#[test]
+fn a_node_proves_its_key_to_hosts_that_ask_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    // The second one is the first, with each byte of the secret one higher.
+    let [host_key, node_key] = [
+        "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:",
+        "DHHC-1:00:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:",
+    ]
+    .map(|text| text.parse::<Key>().unwrap());
+    let serve = |key| {
+        let hosts =
+            Hosts::Listed(vec![Host { name: host().name, role: Role::Read, key: Some(host_key.clone()) }]);
+        let content = ExportContent::Store(Arc::clone(&store), LIMITS);
+        let export = Export { volume: &MemoryVolume::new(), content, hosts, key };
+        common::serve_with(export, common::WIRE_MEMORY, Duration::from_secs(30))
+    };
+    let asking =
+        |key: &Key| HostIdentity { key: Some(host_key.clone()), controller_key: Some(key.clone()), ..host() };
+    let served = serve(Some(node_key.clone()));
+    let (_admin, mut io, _) = connect_as(&served, asking(&node_key), DIGESTS).unwrap();
+    assert_eq!(stage(&mut io, 1, &[bag(0, &[1])]), Status::SUCCESS);
+    fetch(&mut io, 1, 36).unwrap();
+    // A host need not ask.
+    let identity = HostIdentity { key: Some(host_key.clone()), ..host() };
+    connect_as(&served, identity, DIGESTS).unwrap();
+    let failed = connect_as(&served, asking(&host_key), DIGESTS).err().unwrap();
+    assert_eq!(failed, Some(SetupError::Auth(AuthError::ControllerFailed)), "it has another key");
+    served.end();
+    let served = serve(None);
+    let failed = connect_as(&served, asking(&node_key), DIGESTS).err().unwrap();
+    assert!(matches!(failed, Some(SetupError::Auth(_))), "it has none: {failed:?}");
+    served.end();
+}
+
+#[test]
+fn results_that_are_not_fetched_are_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    let limits = RowsLimits { staged_time: Duration::from_secs(1), ..LIMITS };
+    let served = serve(&store, limits, Hosts::Any(Role::Read));
+    let (_admin, mut io, ready) = connect_as(&served, host(), DIGESTS).unwrap();
+    assert_eq!(ready.area.unwrap().staged_seconds_max.get(), 1);
+    let ids: Vec<u64> = (0..60_000).collect();
+    let mut handle = 0;
+    while stage(&mut io, handle, &[bag(0, &ids)]) == Status::SUCCESS {
+        handle += 1;
+    }
+    assert!(handle > 5);
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(fetch(&mut io, 0, 36), Err(Status::UNKNOWN_HANDLE));
+    // All their memory is free again.
+    for handle in 0..handle {
+        assert_eq!(stage(&mut io, handle, &[bag(0, &ids)]), Status::SUCCESS);
+    }
+    fetch(&mut io, 0, 36).unwrap();
+    served.end();
+}
+
+#[test]
+fn a_host_that_overruns_its_queue_is_terminated() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    let served = serve_all(&store);
+    let (mut admin, mut io) = connect(&served, Digests { header: false, data: false });
+    // The queue has 32 entries. These commands wait for data, which never comes.
+    let (command, data) = encode_frame(NAMESPACE, 1, 0, &vec![0; 100_000]);
+    for _ in 0..32 {
+        io.host.submit(command, Exchange::Send(data.clone())).unwrap();
+    }
+    let mut bytes: Vec<u8> = io.host.unsent().flatten().copied().collect();
+    // A capsule without data has 72 bytes on the wire. The identifier of the next one is not in use.
+    let mut next = bytes[bytes.len() - 72..].to_vec();
+    next[10..12].copy_from_slice(&u16::MAX.to_le_bytes());
+    bytes.extend(next);
+    io.stream.write_all(&bytes).unwrap();
+    // Whatever was asked for before, the last PDU is a termination request for this reason.
+    let mut received = Vec::new();
+    io.stream.read_to_end(&mut received).unwrap();
+    let mut at = 0;
+    let mut kinds = Vec::new();
+    while at < received.len() {
+        kinds.push((received[at], received[at + 8]));
+        at += u32::from_le_bytes(received[at + 4..at + 8].try_into().unwrap()) as usize;
+    }
+    assert_eq!(kinds.last(), Some(&(Kind::ControllerTerminate as u8, FatalReason::LimitExceeded as u8)));
+    // Other queues are served, of this host and of others.
+    assert_eq!(admin.call(commands::keep_alive(), Exchange::None).0, Status::SUCCESS);
+    let (_admin, mut io) = connect(&served, DIGESTS);
+    assert_eq!(stage(&mut io, 1, &[bag(0, &[1])]), Status::SUCCESS);
     served.end();
 }
 

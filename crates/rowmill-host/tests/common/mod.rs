@@ -36,7 +36,7 @@ pub(crate) fn serve_at(volume: &dyn Volume, address: &str, blocks: u64, hosts: H
 
 /// A node of the rows of a store at an address.
 pub(crate) fn serve_rows_at(volume: &dyn Volume, store: &Arc<Store>, address: &str) -> Served {
-    let limits = RowsLimits { staged_bytes_max: 8 << 20, lookups_per_second: None };
+    let limits = RowsLimits { staged_bytes_max: 8 << 20, ..RowsLimits::default() };
     serve_export(volume, address, ExportContent::Store(Arc::clone(store), limits), Hosts::Any(Role::Write))
 }
 

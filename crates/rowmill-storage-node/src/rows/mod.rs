@@ -11,7 +11,7 @@ mod staging;
 mod tables;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 use rowmill_nvme::{Apply, AsOf, BlockRange, Fetch, Stage, Status, VendorArea};
@@ -36,6 +36,19 @@ pub struct RowsLimits {
     pub staged_bytes_max: u64,
     /// Rows looked up per second, of all hosts; none for no limit.
     pub lookups_per_second: Option<u64>,
+    /// A result that is not fetched is dropped after this time, in whole seconds.
+    pub staged_time: Duration,
+}
+
+impl Default for RowsLimits {
+    /// The limits of a subsystem without settings.
+    fn default() -> RowsLimits {
+        RowsLimits {
+            staged_bytes_max: 16 << 20,
+            lookups_per_second: None,
+            staged_time: Duration::from_mins(1),
+        }
+    }
 }
 
 pub(crate) struct Rows {
@@ -72,7 +85,7 @@ impl Rows {
         let rate = limits.lookups_per_second.map(|rate| Mutex::new(Rate::new(Instant::now(), rate)));
         Rows {
             tables: RwLock::new(Arc::new(tables)),
-            staging: Arc::new(Mutex::new(Staging::new(limits.staged_bytes_max))),
+            staging: Arc::new(Mutex::new(Staging::new(limits.staged_bytes_max, limits.staged_time))),
             rate,
             threads,
             filled,
@@ -80,7 +93,7 @@ impl Rows {
     }
 
     pub(crate) fn area(limits: RowsLimits) -> VendorArea {
-        staging::area(limits.staged_bytes_max)
+        staging::area(limits.staged_bytes_max, limits.staged_time)
     }
 
     /// Blocks of the namespace.

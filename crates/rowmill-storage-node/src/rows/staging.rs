@@ -16,12 +16,9 @@ const RESULTS_MAX: u32 = 4096;
 const WAITING_MAX: usize = 16;
 /// Most results of one controller whose unreadable rows are remembered.
 const PLACES_MAX: usize = 64;
-/// A result that is not fetched is dropped after this time.
-const LIFETIME: Duration = Duration::from_mins(1);
-
 /// The limits, as hosts read them.
-pub(crate) fn area(bytes_max: u64) -> VendorArea {
-    VendorArea::new(FEATURES_MAX, RESULTS_MAX, bytes_max, LIFETIME.as_secs() as u32)
+pub(crate) fn area(bytes_max: u64, lifetime: Duration) -> VendorArea {
+    VendorArea::new(FEATURES_MAX, RESULTS_MAX, bytes_max, lifetime.as_secs() as u32)
 }
 
 struct Controller<T> {
@@ -34,12 +31,14 @@ struct Controller<T> {
 pub(crate) struct Staging<T> {
     controllers: HashMap<u16, Controller<T>>,
     bytes_max: u64,
+    /// A result that is not fetched is dropped after this time.
+    lifetime: Duration,
 }
 
 impl<T> Staging<T> {
     /// At most `bytes_max` bytes, of all controllers.
-    pub(crate) fn new(bytes_max: u64) -> Staging<T> {
-        Staging { controllers: HashMap::new(), bytes_max }
+    pub(crate) fn new(bytes_max: u64, lifetime: Duration) -> Staging<T> {
+        Staging { controllers: HashMap::new(), bytes_max, lifetime }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -61,7 +60,7 @@ impl<T> Staging<T> {
             results_max: RESULTS_MAX as usize,
             bytes_max: self.bytes_max,
             waiting_max: WAITING_MAX,
-            lifetime: LIFETIME,
+            lifetime: self.lifetime,
         };
         let make = || Controller { results: StagedResults::new(limits), places: HashMap::new() };
         let controller = self.controllers.entry(controller).or_insert_with(make);
