@@ -5,55 +5,18 @@
 //! The device below is memory that loses its power, or the namespace of a real node.
 
 mod common;
+mod fixed_device;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use common::{serve, settings};
+use fixed_device::FixedDevice;
 use rowmill_host::{Client, NamespaceDevice, SlicedVolume};
 use rowmill_io::{BLOCK_BYTES, Device, DeviceError, MemoryVolume, Span, Volume};
 use rowmill_testkit::{Rng64, conformance};
 
 const MIB: u64 = 1 << 20;
-
-/// A device in memory, of fixed length.
-#[derive(Debug)]
-struct FixedDevice {
-    inner: Arc<dyn Device>,
-    bytes: u64,
-}
-
-impl FixedDevice {
-    fn shared(volume: &MemoryVolume, mib: u64) -> Arc<dyn Device> {
-        let inner = volume.device("disk", true).unwrap();
-        let bytes = mib * MIB;
-        if inner.bytes() < bytes {
-            inner.write(bytes - BLOCK_BYTES as u64, &[0; BLOCK_BYTES]).unwrap();
-            inner.sync().unwrap();
-            volume.sync().unwrap();
-        }
-        Arc::new(FixedDevice { inner, bytes })
-    }
-}
-
-impl Device for FixedDevice {
-    fn read(&self, spans: &[Span], deliver: &mut dyn FnMut(usize, Result<&[u8], DeviceError>)) {
-        self.inner.read(spans, deliver);
-    }
-    fn write(&self, offset: u64, blocks: &[u8]) -> Result<(), DeviceError> {
-        assert!(offset + blocks.len() as u64 <= self.bytes, "beyond the end");
-        self.inner.write(offset, blocks)
-    }
-    fn sync(&self) -> Result<(), DeviceError> {
-        self.inner.sync()
-    }
-    fn discard(&self, span: Span) -> Result<(), DeviceError> {
-        self.inner.discard(span)
-    }
-    fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
 
 fn open(local: &MemoryVolume, disk: &MemoryVolume, mib: u64) -> SlicedVolume {
     SlicedVolume::open(Arc::new(local.clone()), FixedDevice::shared(disk, mib)).unwrap()

@@ -1,30 +1,19 @@
-//! The store compared with a hash map.
-//!
-//! What could break: a row is read from the wrong place, an update is lost when its row leaves memory, a
-//! deleted or older version of a row comes back, a gradient is applied twice. Random calls on a store too
-//! small for its rows are repeated on a plain map, and every answer is compared exactly, for every optimizer;
-//! sums of gradients are exact here. Memory is so small that rows leave it, segments are cleaned and
-//! checkpoints freeze rows all the time. The first test asserts this after all its cases.
-
-mod common;
+//! Random calls on a store, repeated on a plain map.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{
-    AtomicU64,
-    Ordering::{Relaxed, SeqCst},
-};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use common::*;
+use crate::common::*;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use rowmill_store::Dtype::{Bf16, F32, SplitBf16};
 use rowmill_store::*;
-use rowmill_testkit::{Rng64, ThrottleLimits, ThrottledVolume};
+use rowmill_testkit::Rng64;
 
 /// The rows and the memory of one case.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+pub(crate) struct Shape {
     dim: u32,
     dtype: Dtype,
     optimizer: OptimizerSpec,
@@ -36,7 +25,7 @@ struct Shape {
 
 /// 64 B rows in 32 KiB (two layouts), wide rows that do not straddle blocks, rows of one block, rows of two;
 /// every optimizer; bf16 weights with and without padding before the state, and split-bf16 weights.
-const SHAPES: [Shape; 17] = [
+pub(crate) const SHAPES: [Shape; 17] = [
     Shape { dim: 16, dtype: F32, optimizer: SGD, row_memory: 96 << 10, universe: 3000, batch: 400 },
     Shape { dim: 8, dtype: F32, optimizer: ADAGRAD, row_memory: 112 << 10, universe: 3000, batch: 400 },
     Shape { dim: 100, dtype: F32, optimizer: ADAGRAD, row_memory: 128 << 10, universe: 400, batch: 60 },
@@ -69,9 +58,6 @@ const SHAPES: [Shape; 17] = [
     Shape { dim: 1500, dtype: SplitBf16, optimizer: SGD, row_memory: 384 << 10, universe: 100, batch: 24 },
     Shape { dim: 3000, dtype: Bf16, optimizer: SGD, row_memory: 384 << 10, universe: 100, batch: 24 },
 ];
-
-/// Cases per shape and number of threads.
-const CASES: u32 = 6;
 
 /// One call. Ids and values are drawn from the seed.
 #[derive(Clone, Debug)]
@@ -147,13 +133,17 @@ impl Seen {
 struct Case<'a> {
     shape: Shape,
     options: StoreOptions,
-    volume: MemoryVolume,
+    volume: Arc<dyn Volume>,
     store: Arc<Store>,
     tables: Vec<Table>,
     models: Vec<Model>,
     /// The models at the last checkpoint, and its attachment.
     saved: Option<(Vec<Model>, Vec<u8>)>,
     seen: &'a Seen,
+}
+
+fn open_on(volume: &Arc<dyn Volume>, options: &StoreOptions) -> Arc<Store> {
+    Store::open_volume(Arc::clone(volume), options.clone()).unwrap()
 }
 
 fn specs(shape: &Shape) -> [TableSpec; 2] {
@@ -171,10 +161,9 @@ fn tables(store: &Arc<Store>, shape: &Shape) -> Vec<Table> {
 }
 
 impl<'a> Case<'a> {
-    fn new(shape: Shape, threads: usize, seen: &'a Seen) -> Self {
-        let volume = MemoryVolume::new();
+    fn new(shape: Shape, threads: usize, volume: Arc<dyn Volume>, seen: &'a Seen) -> Self {
         let options = spread(&options(Some(shape.row_memory)), threads);
-        let store = open(&volume, &options);
+        let store = open_on(&volume, &options);
         let tables = tables(&store, &shape);
         Self { shape, options, volume, store, tables, models: models(&shape), saved: None, seen }
     }
@@ -388,7 +377,7 @@ impl<'a> Case<'a> {
         self.seen.add(&self.store.stats());
         self.tables.clear();
         self.store.close();
-        self.store = open(&self.volume, &self.options);
+        self.store = open_on(&self.volume, &self.options);
         self.models = self.saved.as_ref().map_or_else(|| models(&self.shape), |(models, _)| models.clone());
         if let Some((_, bytes)) = &self.saved {
             assert_eq!(self.store.attachment("seed").unwrap().as_ref(), Some(bytes));
@@ -401,7 +390,7 @@ impl<'a> Case<'a> {
     fn read_only(&self) {
         let Some((saved, _)) = &self.saved else { return };
         let options = StoreOptions { read_only: true, ..self.options.clone() };
-        let store = open(&self.volume, &options);
+        let store = open_on(&self.volume, &options);
         for (name, model) in ["a", "b"].iter().zip(saved) {
             let table = store.open_table(name).unwrap();
             model.check(&table);
@@ -422,15 +411,19 @@ impl<'a> Case<'a> {
     }
 }
 
-#[test]
-fn random_calls_give_the_answers_of_a_map() {
+/// Compare stores with a map on these shapes, each on a new volume.
+pub(crate) fn check_random_calls(
+    cases: u32,
+    shapes: &[Shape],
+    threads: &[usize],
+    volume: impl Fn() -> Arc<dyn Volume>,
+) {
     let seen = Seen::default();
-    let config = ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() };
-    let shapes =
-        SHAPES.iter().flat_map(|&shape| thread_counts().iter().map(move |&threads| (shape, threads)));
+    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+    let shapes = shapes.iter().flat_map(|&shape| threads.iter().map(move |&threads| (shape, threads)));
     for (shape, threads) in shapes {
         let result = TestRunner::new(config.clone()).run(&steps(), |steps| {
-            let mut case = Case::new(shape, threads, &seen);
+            let mut case = Case::new(shape, threads, volume(), &seen);
             for step in &steps {
                 case.run(step);
             }
@@ -447,67 +440,4 @@ fn random_calls_give_the_answers_of_a_map() {
         [&seen.evictions, &seen.cold_reads, &seen.compactions, &seen.checkpoints, &seen.lookahead_loaded];
     let counts = counts.map(|count| count.load(Relaxed));
     assert!(counts.iter().all(|&count| count > 0), "evictions, cold reads, compactions...: {counts:?}");
-}
-
-/// Updates continue while a checkpoint saves rows. The checkpoint must hold all rows as of one cut; its step
-/// count says which. Replaying that many updates on the model gives the same rows. Nothing is evicted here.
-/// So if a checkpoint saves fewer rows than were dirty, updates appended the frozen versions of the others.
-#[test]
-fn updates_during_a_checkpoint_belong_to_the_next_one() {
-    const ROWS: u64 = 20_000;
-    const ROUNDS: u64 = 12;
-    let update = |table: &Table, ids: &[u64]| {
-        let values: Vec<f32> = ids.iter().flat_map(|&id| gradients(&mut Rng64::new(id), 32)).collect();
-        table.rmw(ids, &values, None, None).unwrap();
-    };
-    let spec = TableSpec { staleness: StalenessBound::Infinite, ..spec(32, SGD) };
-    // As slow as a disk, so that updates happen while the checkpoint saves.
-    let limits = ThrottleLimits { bytes_per_s: Some(40 << 20), ..ThrottleLimits::default() };
-    let volume = Arc::new(ThrottledVolume::new(Arc::new(MemoryVolume::new()), limits));
-    let open = || Store::open_volume(volume.clone(), options(Some(16 << 20))).unwrap();
-    let mut updates: Vec<Vec<u64>> = Vec::new();
-    let mut copied = 0;
-    {
-        let store = open();
-        let table = store.table("t", &spec).unwrap();
-        let mut rng = Rng64::new(11);
-        // In every round the updater changes all rows, signals this, and continues with a few rows at a time.
-        // So all rows are dirty, no more can become dirty, and a checkpoint begins.
-        let (ready, done) = (AtomicU64::new(0), AtomicU64::new(0));
-        std::thread::scope(|scope| {
-            let updater = scope.spawn(|| {
-                let mut updates: Vec<Vec<u64>> = Vec::new();
-                for round in 1..=ROUNDS {
-                    updates.push((0..ROWS).collect());
-                    update(&table, updates.last().unwrap());
-                    ready.store(round, SeqCst);
-                    while done.load(SeqCst) < round {
-                        updates.push((0..64).map(|_| rng.below(ROWS)).collect());
-                        update(&table, updates.last().unwrap());
-                    }
-                }
-                updates
-            });
-            for round in 1..=ROUNDS {
-                while ready.load(SeqCst) < round {
-                    std::thread::yield_now();
-                }
-                let info = store.checkpoint(&[]).unwrap();
-                done.store(round, SeqCst);
-                assert!(info.rows_saved <= ROWS);
-                copied += ROWS - info.rows_saved;
-            }
-            updates.extend(updater.join().unwrap());
-        });
-        assert_eq!(store.stats().evictions, 0);
-    }
-    assert!(copied > 0, "no update met a frozen row");
-    let store = open();
-    let table = store.open_table("t").unwrap();
-    let mut model = Model::new(spec, 0);
-    for ids in &updates[..table.steps() as usize] {
-        let values: Vec<f32> = ids.iter().flat_map(|&id| gradients(&mut Rng64::new(id), 32)).collect();
-        model.rmw(ids, &values, 0.5);
-    }
-    model.check(&table);
 }
