@@ -1,6 +1,6 @@
 """The same training loop with rows in another engine: same batches, model, loss and optimizer."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +16,10 @@ from benchmarks.peer_rows import PeerRows
 from rowmill.config import Config, RowsConfig, StoreConfig
 from rowmill.kge import GraphBatch, GraphBatches
 from rowmill.kge.graph import Graph
-from rowmill.kge.task import GraphTask
+from rowmill.kge.task import GraphTask, graph_tables
 from rowmill.optim import Adagrad
 from rowmill.store import Store
-from rowmill.train.rows import open_rows, row_optimizer
+from rowmill.train.rows import StoredRows, open_rows, row_optimizer
 
 
 def load(rows: PeerRows, shape: Shape) -> None:
@@ -45,18 +45,14 @@ class PeerGraphTask(GraphTask):
     def __init__(
         self, config: Config, tiny: Graph, store: Store, shape: Shape, graph: Graph, rows: PeerRows
     ) -> None:
-        super().__init__(config, tiny, store, {}, Console(quiet=True))
+        stored = StoredRows(store, graph_tables(store, config, tiny), Console(quiet=True))
+        large = GraphBatches(graph, config.kge, batch=config.train.batch, seed=shape.seed)
+        super().__init__(config, tiny, stored, large, {})
         optimizer = row_optimizer(config.rows)
         assert isinstance(optimizer, Adagrad)
         self._shape = shape
         self._side = PeerSide(rows, shape.dim, optimizer)
         self.rows: Any = self._side
-        self._large = GraphBatches(graph, config.kge, batch=config.train.batch, seed=shape.seed)
-        self.train_rows = self._large.examples
-
-    def batches(self, epoch: int, start: int) -> Iterator[GraphBatch]:
-        """The batches of the large graph."""
-        return self._large.epoch(epoch, start)
 
     def lookahead(self, batch: GraphBatch, *, steps: int) -> None:
         """Announce entities and relations to the peer."""

@@ -12,36 +12,23 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from rowmill.config.setting import ConfigError
 from rowmill.ctr.data.click_batch import ClickBatch
 from rowmill.ctr.ranked_rows import open_ranked_rows
 from rowmill.ctr.rows import Columns
 from rowmill.ctr.task import ClickTask, Log
-from rowmill.distributed import Ranks, Watch
-from rowmill.distributed.torchrun import Launched, ends_late, meet
-from rowmill.train.backend import check_gpus, dense_device, torch_backend
-from rowmill.train.out import ranked_folder
+from rowmill.train.on_ranks import check_ranked, on_ranks, on_wire
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from rich.console import Console
+    from torch import Tensor
 
     from rowmill.config.config import Config
     from rowmill.ctr.ranked_rows import RankedClickRows
-
-_MEETING_S = 60.0
-"""Longest wait for another rank to start."""
-
-_WAIT_S = 600.0
-"""Longest wait for another rank in a collective; a rank may still be reading the log."""
-
-_LAST_WORDS_S = 5.0
-"""After SIGTERM, a rank has this long to report which rank was lost."""
+    from rowmill.distributed import Ranks
 
 
 @dataclass(frozen=True)
@@ -147,85 +134,30 @@ def open_ranked_clicks(
     config: Config, console: Console, threads: int
 ) -> Generator[RankedClickTask]:
     """Open the task of the settings on this rank of torchrun, with its store."""
-    check_ranked(config)
-    here = Launched.here()
-    if here is None:
-        raise ConfigError("this process is not a rank of torchrun: start it with torchrun")
-    backend = config.train.backend
+    check_ranked_clicks(config)
+    with on_ranks(config) as here:
+        named = here.config
 
-    meet(
-        here,
-        torch_backend(backend),
-        meeting_s=_MEETING_S,
-        wait_s=_WAIT_S,
-        able=lambda: check_gpus(backend, here.local_count),
-    )
-    device = dense_device(backend, here.local_rank)
-    resume = "" if config.train.continues else " with --resume"
-    ended = f"rowmill: ended by SIGTERM; to continue from the last checkpoint, run the same command{resume}"
-    try:
-        ranks = Ranks(timeout_s=_WAIT_S)
-        with (
-            ends_late(_LAST_WORDS_S, ended),
-            Watch(ranks) as watch,
-            ranked_folder(config, ranks) as folder,
-        ):
-            named = folder.config
-            log = _open_log(named, console, ranks)
-            with open_ranked_rows(
-                named,
-                Columns.of(log.source.schema, log.way),
-                ranks=ranks,
-                watch=watch,
-                device=device,
-                sizes=log.sizes,
-                threads=threads,
-                identity=log.identity,
-                console=console,
-            ) as rows:
-                folder.begin(console)
-                yield RankedClickTask(named, log, rows, ranks, device)
-    finally:
-        dist.destroy_process_group()
+        def read() -> tuple[Log, dict[str, Any]]:
+            log = Log.open(named, console)
+            log = replace(log, identity=log.identity | on_wire(named))
+            return log, log.identity
+
+        log = here.agree_on_data(read)
+        with open_ranked_rows(
+            named,
+            Columns.of(log.source.schema, log.way),
+            here=here,
+            sizes=log.sizes,
+            threads=threads,
+            identity=log.identity,
+            console=console,
+        ) as rows:
+            here.folder.begin(console)
+            yield RankedClickTask(named, log, rows, here.ranks, here.device)
 
 
-def check_ranked(config: Config) -> None:
+def check_ranked_clicks(config: Config) -> None:
     """Raise `ConfigError` for a setting that only a run of one process supports; it names the setting."""
-    alone = {
-        f"train.task = {config.train.task!r}": config.train.task != "ctr",
-        "model.kind = 'dien', which has an auxiliary loss,": config.model.kind == "dien",
-        "train.plain": config.train.plain,
-        "data.follow": config.data.follow,
-        "store.feed": config.store.feed is not None,
-        "checkpoint.push": config.checkpoint.push is not None,
-    }
-    for what, given in alone.items():
-        if given:
-            raise ConfigError(
-                f"{what} does not work with many ranks: start the command without torchrun, or drop the setting"
-            )
-
-
-def _open_log(config: Config, console: Console, ranks: Ranks) -> Log:
-    """Open the log on every rank. If it must be generated, rank 0 generates it first."""
-
-    def read() -> Log:
-        log = Log.open(config, console)
-        wire = {"train.rows_on_wire": config.train.rows_on_wire}
-        return replace(log, identity=log.identity | wire)
-
-    def first() -> tuple[list[Log], dict[str, Any]]:
-        return ([read()] if ranks.rank == 0 else []), {}
-
-    def described() -> tuple[Log, dict[str, Any]]:
-        log = mine[0] if mine else read()
-        # These settings may change when a run resumes, but must be equal on all ranks.
-        now = {
-            "train.resume": config.train.resume,
-            "train.continues": config.train.continues,
-            "train.checkpoint_every": config.train.checkpoint_every,
-        }
-        return log, log.identity | now
-
-    mine = ranks.agree(first, "the log")
-    return ranks.agree(described, "the settings")
+    dien = "model.kind = 'dien', which has an auxiliary loss,"
+    check_ranked(config, {dien: config.model.kind == "dien"})

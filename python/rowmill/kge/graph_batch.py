@@ -11,12 +11,14 @@ A batch lists each entity and relation once, and refers to them by their positio
 updates every row once. With partitions, triples are grouped by bucket in BETA order (`rowmill.kge.order`), and
 negatives are drawn from the partitions in the buffer.
 
+On many ranks, each rank has a part of the queries of every batch, with the candidates that one process would have.
+
 Shapes: Q queries, P right answers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +40,21 @@ _ORDER, _NEGATIVES, _PARTITIONS = range(3)
 
 
 @dataclass(frozen=True)
+class Part:
+    """The queries of a batch that one of many ranks has.
+
+    Attributes:
+        places: `[Q]`, the position of each of its queries among those of all ranks.
+        queries: Number of queries of all ranks.
+        share: Its part of them. 0 if there are fewer queries than ranks: then the first query stands in, without weight.
+    """
+
+    places: Tensor
+    queries: int
+    share: float
+
+
+@dataclass(frozen=True)
 class GraphBatch:
     """A batch of queries, the entities and relations they need, and their candidates; int64 tensors.
 
@@ -51,7 +68,8 @@ class GraphBatch:
         answers: `[P]`, its position in `entities`.
         candidates: Positions in `entities` of the negatives that all queries share; None: all `entities` are candidates.
         stop: Number of the epoch's next example after this batch.
-        examples: Number of examples in the batch.
+        examples: Number of examples in the batch, of all ranks.
+        part: On many ranks, which queries of the batch these are.
     """
 
     entities: Tensor
@@ -64,6 +82,7 @@ class GraphBatch:
     candidates: Tensor | None
     stop: int
     examples: int
+    part: Part | None = None
 
     def __len__(self) -> int:
         return self.examples
@@ -84,10 +103,20 @@ class GraphBatch:
 
 
 class GraphBatches:
-    """The batches of the training triples, epoch by epoch."""
+    """The batches of the training triples, epoch by epoch; with `ranks`, the part of one rank of every batch."""
 
-    def __init__(self, graph: Graph, settings: KgeConfig, *, batch: int, seed: int) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        settings: KgeConfig,
+        *,
+        batch: int,
+        seed: int,
+        rank: int = 0,
+        ranks: int | None = None,
+    ) -> None:
         self._settings = settings
+        self._rank, self._ranks = rank, ranks
         self._batch = batch
         self._seed = seed
         self._entities = graph.entity_count
@@ -105,7 +134,7 @@ class GraphBatches:
         if self._settings.objective == "kvsall":
             order = self._random(_ORDER, number).permutation(self.examples)
             for stop, chosen in _slices(order, start, self._batch):
-                yield self._queries.batch(chosen, self._all, stop)
+                yield self._of_queries(chosen, stop)
             return
         settings = self._settings
         shuffle = self._random(_PARTITIONS, number)
@@ -117,10 +146,18 @@ class GraphBatches:
                 yield self._of_triples(chosen, pool, number, before + stop)
             before += len(triples)
 
+    def _of_queries(self, chosen: NDArray[np.int64], stop: int) -> GraphBatch:
+        chosen = self._queries.tails_first(chosen)
+        own, counts = self._own(len(chosen))
+        part = self._part(np.arange(len(chosen))[own], len(chosen), counts)
+        batch = self._queries.batch(chosen[own], self._all, stop)
+        return replace(batch, examples=len(chosen), part=part)
+
     def _of_triples(
         self, triples: NDArray[np.int64], pool: NDArray[np.int64], epoch: int, stop: int
     ) -> GraphBatch:
-        heads, relations, tails = triples.T
+        own, counts = self._own(len(triples))
+        heads, relations, tails = triples[own].T
         given = np.concatenate([heads, tails])
         answers = np.concatenate([tails, heads])
         asked = np.concatenate([relations, relations + self._reciprocal])
@@ -130,24 +167,42 @@ class GraphBatches:
             entities, candidates = self._all, None
         else:
             drawn = _draw(self._random(_NEGATIVES, epoch, stop), pool, settings.negatives)
-            ids, places = np.unique(np.concatenate([given, drawn]), return_inverse=True)
-            given, drawn = places[: len(given)], places[len(given) :]
-            half = len(triples)
-            answers = np.concatenate([given[half:], given[:half]])
+            # With `in_batch`, the candidates are the entities of all ranks.
+            others = triples[:, [0, 2]].ravel() if settings.in_batch else given
+            ids = np.unique(np.concatenate([others, drawn]))
+            given, answers = np.searchsorted(ids, given), np.searchsorted(ids, answers)
             entities = torch.from_numpy(ids)
-            candidates = None if settings.in_batch else torch.from_numpy(drawn)
+            candidates = None
+            if not settings.in_batch:
+                candidates = torch.from_numpy(np.searchsorted(ids, drawn))
+        places = np.arange(len(triples))[own]
+        places = np.concatenate([places, places + len(triples)])
         return GraphBatch(
             entities=entities,
             relations=torch.from_numpy(relation_ids),
             given=torch.from_numpy(given),
             relation_of=torch.from_numpy(relation_of),
-            tail_queries=len(triples),
+            tail_queries=len(heads),
             queries=torch.arange(len(given)),
             answers=torch.from_numpy(answers),
             candidates=candidates,
             stop=stop,
             examples=len(triples),
+            part=self._part(places, 2 * len(triples), counts),
         )
+
+    def _own(self, examples: int) -> tuple[slice, bool]:
+        """The examples of a batch that this rank has; and False, if it has none and the first one stands in."""
+        if self._ranks is None:
+            return slice(None), True
+        begin = examples * self._rank // self._ranks
+        end = examples * (self._rank + 1) // self._ranks
+        return (slice(begin, end), True) if begin < end else (slice(0, 1), False)
+
+    def _part(self, places: NDArray[np.int64], queries: int, counts: bool) -> Part | None:
+        if self._ranks is None:
+            return None
+        return Part(torch.from_numpy(places), queries, len(places) / queries if counts else 0.0)
 
     def _random(self, purpose: int, *position: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, purpose, *position])
@@ -203,9 +258,12 @@ class _DistinctQueries:
     def __len__(self) -> int:
         return len(self._given)
 
+    def tails_first(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The chosen queries, tail queries first."""
+        return chosen[np.argsort(self._side[chosen], kind="stable")]
+
     def batch(self, chosen: NDArray[np.int64], entities: Tensor, stop: int) -> GraphBatch:
-        """A batch of the chosen queries, tail queries first."""
-        chosen = chosen[np.argsort(self._side[chosen], kind="stable")]
+        """A batch of the chosen queries, which are ordered by `tails_first`."""
         starts = self._starts[chosen]
         counts = self._starts[chosen + 1] - starts
         queries = np.repeat(np.arange(len(chosen)), counts)

@@ -39,14 +39,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from rich.console import Console
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from rowmill.config.config import Config
     from rowmill.config.sections import ModelConfig
     from rowmill.kge import GraphBatch, TripleModel
     from rowmill.kge.graph import Graph
+    from rowmill.kge.ranking import AnswerRanks
     from rowmill.kge.settings import KgeConfig
     from rowmill.store.store import Store
+    from rowmill.store.tables import Table
 
 _POWERS = {"l2": 2, "n3": 3}
 
@@ -82,48 +84,40 @@ class GraphTask:
         self,
         config: Config,
         graph: Graph,
-        store: Store,
+        rows: StoredRows,
         batches: GraphBatches,
         identity: dict[str, Any],
-        console: Console,
-        *,
-        relations_before: int | None = None,
     ) -> None:
         self.config = config
         self.graph = graph
         self.identity = identity
         self.window = LossWindow()
-        kind = MODELS[config.model.kind]
-        dim, settings = config.model.dim, config.kge
-        self._reciprocal = graph.relation_count if settings.reciprocal else None
-        relations = graph.relation_count * (2 if settings.reciprocal else 1)
-        self.entities = new_table(store, config, "entities", dim=dim, num_rows=graph.entity_count)
-        self.relations = new_table(
-            store,
-            config,
-            "relations",
-            dim=kind.relation_dim(dim),
-            num_rows=relations,
-            initializer=kind.relation_initializer(),
-        )
-        if settings.reciprocal and relations_before not in (None, graph.relation_count):
-            move_reciprocals(self.relations, relations_before, graph.relation_count)
-        self.rows = StoredRows(store, [self.entities, self.relations], console)
+        self._reciprocal = graph.relation_count if config.kge.reciprocal else None
+        self.rows = rows
+        self.entities, self.relations = rows.tables
         torch.manual_seed(config.train.seed)
-        self.model = build_model(
-            config.model,
-            settings,
-            Embedding(graph.entity_count, dim, table=self.entities),
-            Embedding(relations, self.relations.dim, table=self.relations),
-        )
+        self.model = build_model(config.model, config.kge, *self._lookups())
         self._batches = batches
         self.train_rows = batches.examples
+
+    def _lookups(self) -> tuple[nn.Module, nn.Module]:
+        """The modules that look up entities and relations."""
+        entities, relations = self.entities, self.relations
+        return (
+            Embedding(entities.num_rows, entities.dim, table=entities),
+            Embedding(relations.num_rows, relations.dim, table=relations),
+        )
 
     @cached_property
     def _known(self) -> KnownTriples:
         # Built for the first evaluation, because training does not need it and it takes memory.
         graph = self.graph
-        return KnownTriples([graph.train, graph.valid, graph.test], asked=[graph.valid, graph.test])
+        asked = [self._ranked_here(part) for part in (graph.valid, graph.test)]
+        return KnownTriples([graph.train, graph.valid, graph.test], asked=asked)
+
+    def _ranked_here(self, triples: NDArray[Any]) -> NDArray[Any]:
+        """The triples of a part of the graph that this process ranks."""
+        return triples
 
     def batches(self, epoch: int, start: int) -> Iterator[GraphBatch]:
         """Batches of training triples (`kvsall`: of distinct queries), in a new random order each epoch."""
@@ -146,8 +140,8 @@ class GraphTask:
         settings = self.config.kge
         given, relation = entities[batch.given], relations[batch.relation_of]
         query = self._query(
-            dropout(given, settings.entity_dropout),
-            dropout(relation, settings.relation_dropout),
+            _dropout(given, settings.entity_dropout, batch),
+            _dropout(relation, settings.relation_dropout, batch),
             batch.tail_queries,
         )
         answers = batch.answers
@@ -156,7 +150,7 @@ class GraphTask:
             loss = self._loss_of_all(query, candidates, batch.queries, answers)
         else:
             candidates = dropout(entities[batch.candidates], settings.entity_dropout)
-            own = dropout(entities[answers], settings.entity_dropout)
+            own = _dropout(entities[answers], settings.entity_dropout, batch)
             drawn = self._scores(query, candidates)
             # A drawn entity may be the right answer: mask it, because it is not a negative.
             drawn = drawn.masked_fill(batch.candidates == answers[:, None], -torch.inf)
@@ -246,25 +240,54 @@ class GraphTask:
         return weighted / len(given)
 
     def _rank(self, triples: NDArray[Any]) -> dict[str, float | None]:
-        ranks = rank(
+        return self._ranks_of(self._ranked_here(triples)).figures()
+
+    def _ranks_of(self, triples: NDArray[Any]) -> AnswerRanks:
+        return rank(
             self.model,
             triples,
             self._known,
             entities=self.graph.entity_count,
             reciprocal=self._reciprocal,
         )
-        return ranks.figures()
+
+
+def _dropout(weights: Tensor, share: float, batch: GraphBatch) -> Tensor:
+    """Dropout of vectors of the queries of a batch, `[Q, D]`: on many ranks, that which one process would draw."""
+    if batch.part is None:
+        return dropout(weights, share)
+    return dropout(weights, share, rows=batch.part.places, of=batch.part.queries)
 
 
 @contextmanager
 def open_graph(config: Config, console: Console, threads: int) -> Generator[GraphTask]:
     """Read the graph, open the store and build the task of the settings."""
-    path = check_task(
-        config, data="the folder of the graph", models=MODELS, what="a knowledge graph"
-    )
+    check_graph_settings(config)
+    saved = SavedNames.found(config)
+    graph, batches, identity = graph_of(config, saved)
+    sizes = table_sizes(config, graph)
+    with open_rows(config, threads=threads, identity=identity, sizes=sizes) as store:
+        graph.write_names(config.train.out)
+        tables = graph_tables(store, config, graph)
+        before, after = None if saved is None else len(saved.relations), graph.relation_count
+        if config.kge.reciprocal and before not in (None, after):
+            move_reciprocals(tables[1], before, after)
+        yield GraphTask(config, graph, StoredRows(store, tables, console), batches, identity)
+
+
+def check_graph_settings(config: Config) -> None:
+    """Raise `ConfigError` if a setting does not suit the task, or contradicts another one."""
+    check_task(config, data="the folder of the graph", models=MODELS, what="a knowledge graph")
     check_settings(config)
     check_precision(config.train)
-    saved = SavedNames.found(config)
+
+
+def graph_of(
+    config: Config, saved: SavedNames | None, *, rank: int = 0, ranks: int | None = None
+) -> tuple[Graph, GraphBatches, dict[str, Any]]:
+    """Read the graph; returns it with its batches, of one of `ranks`, and the identity of the run."""
+    path = config.data.path
+    assert path is not None, "check_graph_settings was called"
     graph = read_graph(
         path,
         unseen=config.kge.unseen,
@@ -275,25 +298,41 @@ def open_graph(config: Config, console: Console, threads: int) -> Generator[Grap
         raise ConfigError(
             f"kge.partitions = {config.kge.partitions}, but the graph has {graph.entity_count} entities: use at most as many partitions"
         )
-    batches = GraphBatches(graph, config.kge, batch=config.train.batch, seed=config.train.seed)
-    identity = graph_identity(config, graph, examples=batches.examples)
+    batches = GraphBatches(
+        graph,
+        config.kge,
+        batch=config.train.batch,
+        seed=config.train.seed,
+        rank=rank,
+        ranks=ranks,
+    )
+    return graph, batches, graph_identity(config, graph, examples=batches.examples)
+
+
+def table_sizes(config: Config, graph: Graph) -> dict[str, int | None]:
+    """The number of ids of each table, by name."""
     sides = 2 if config.kge.reciprocal else 1
-    sizes = {"entities": graph.entity_count, "relations": sides * graph.relation_count}
-    with open_rows(config, threads=threads, identity=identity, sizes=sizes) as store:
-        graph.write_names(config.train.out)
-        yield GraphTask(
-            config,
-            graph,
+    return {"entities": graph.entity_count, "relations": sides * graph.relation_count}
+
+
+def graph_tables(store: Store, config: Config, graph: Graph) -> list[Table]:
+    """The tables of entities and relations."""
+    kind, dim, sizes = MODELS[config.model.kind], config.model.dim, table_sizes(config, graph)
+    return [
+        new_table(store, config, "entities", dim=dim, num_rows=sizes["entities"]),
+        new_table(
             store,
-            batches,
-            identity,
-            console,
-            relations_before=None if saved is None else len(saved.relations),
-        )
+            config,
+            "relations",
+            dim=kind.relation_dim(dim),
+            num_rows=sizes["relations"],
+            initializer=kind.relation_initializer(),
+        ),
+    ]
 
 
 def build_model(
-    config: ModelConfig, settings: KgeConfig, entities: Embedding, relations: Embedding
+    config: ModelConfig, settings: KgeConfig, entities: nn.Module, relations: nn.Module
 ) -> TripleModel:
     """The model that the settings name."""
     kind = MODELS[config.kind]

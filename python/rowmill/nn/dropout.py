@@ -5,6 +5,8 @@ The dropout share is therefore a multiple of 1/65,536. Kept weights are scaled b
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -12,19 +14,32 @@ _LEVELS = 1 << 16
 _PER_WORD = 4
 
 
-def dropout(weights: Tensor, share: float, *, training: bool = True) -> Tensor:
+def dropout(
+    weights: Tensor,
+    share: float,
+    *,
+    training: bool = True,
+    rows: Tensor | None = None,
+    of: int | None = None,
+) -> Tensor:
     """Set each weight to 0 with probability `share`, else divide it by 1 - `share` (Srivastava et al. 2014, section 10).
 
     Args:
         weights: Floats on the CPU, any shape. The result has their shape and dtype.
         share: In [0, 1), rounded to a multiple of 1/65,536. At 0 the result is `weights` itself.
         training: If false, the result is `weights` itself.
+        rows: `weights` are these rows of a matrix of `of` rows, and get the random bits that they have in the matrix. So
+            ranks with equal random streams drop what one process would. int64, one per row of `weights`.
+        of: Rows of that matrix.
     """
     left_out = min(round(share * _LEVELS), _LEVELS - 1)
     if left_out == 0 or not training:
         return weights
-    count = weights.numel()
+    shape = weights.shape if rows is None or of is None else (of, *weights.shape[1:])
+    count = prod(shape)
     words = torch.empty(-(-count // _PER_WORD), dtype=torch.int64).random_(-(1 << 63), None)
-    levels = words.view(torch.int16)[:count].view(weights.shape)
+    levels = words.view(torch.int16)[:count].view(shape)
+    if rows is not None:
+        levels = levels[rows]
     kept = levels >= left_out - _LEVELS // 2
     return (weights * kept).mul_(_LEVELS / (_LEVELS - left_out))

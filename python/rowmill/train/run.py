@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rowmill.config.setting import ConfigError
 from rowmill.errors import InvalidInput, RowmillError
 from rowmill.train.follow import follow
 from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes, step_threads
@@ -72,7 +73,11 @@ _TASKS = {
     "gnn": "rowmill.gnn.task:open_nodes",
 }
 """The function that opens each task, by name: tasks import this package, so it imports them only when a run starts."""
-_RANKED_TASK = "rowmill.ctr.ranked_task:open_ranked_clicks"
+_RANKED_TASKS = {
+    "ctr": "rowmill.ctr.ranked_task:open_ranked_clicks",
+    "kge": "rowmill.kge.ranked_task:open_ranked_graph",
+}
+"""As `_TASKS`, under torchrun."""
 _LOOKAHEAD_OF_RANKS = 4
 """Default number of batches to prefetch under torchrun: each is prepared, which takes more memory than announcing."""
 
@@ -192,8 +197,12 @@ def task_opener(
     config: Config,
 ) -> Callable[[Config, Console, int], AbstractContextManager[Task]]:
     """The function that opens the task of the settings: called with settings, console and number of threads."""
-    alone = started_ranks() is None
-    return resolve_name(_TASKS[config.train.task] if alone else _RANKED_TASK)
+    name, alone = config.train.task, started_ranks() is None
+    if not alone and name not in _RANKED_TASKS:
+        raise ConfigError(
+            f"train.task = {name!r} does not work with many ranks: start the command without torchrun"
+        )
+    return resolve_name((_TASKS if alone else _RANKED_TASKS)[name])
 
 
 class Trainer:

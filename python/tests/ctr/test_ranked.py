@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,19 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from python.tests.ports import free_port
-from python.tests.train.runs import ended, fork, until
+from python.tests.train.ranked import kill_second, printed, run_ranks, start
+from python.tests.train.runs import ended, fork
 from python.tests.warm import warm_python
 from rowmill.config import ConfigError, load_config
 from rowmill.ctr.data.sequences import make_sequences
-from rowmill.ctr.ranked_task import check_ranked
+from rowmill.ctr.ranked_task import check_ranked_clicks
 from rowmill.ctr.settings import GenerateConfig, SequencesConfig
 from rowmill.distributed._checkpoint.manifest import Manifest
 from tools.locked import locked_folder, with_folder
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext
-    from multiprocessing.process import BaseProcess
 
 pytestmark = pytest.mark.slow
 
@@ -51,40 +49,9 @@ def arguments(log: Path, out: Path, *more: str) -> list[str]:
     return ["train", *flags, *more]
 
 
-def start(
-    server: ForkServerContext, count: int, of_rank: list[list[str]], folder: Path
-) -> list[BaseProcess]:
-    """Start ranks, each with its arguments; their output is in `printed-<rank>` of the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    return [
-        fork(
-            server,
-            of_rank[rank],
-            folder / f"printed-{rank}",
-            {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(count),
-                "LOCAL_WORLD_SIZE": str(count),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-        )
-        for rank in range(count)
-    ]
-
-
 def run(server: ForkServerContext, count: int, log: Path, out: Path, *more: str) -> list[str]:
     """Wait until all ranks have succeeded; returns the output of each."""
-    ranks = start(server, count, [arguments(log, out, *more)] * count, out)
-    codes = [ended(rank) for rank in ranks]
-    said = printed(out, count)
-    assert codes == [0] * count, said
-    return said
-
-
-def printed(out: Path, count: int) -> list[str]:
-    return [(out / f"printed-{rank}").read_text() for rank in range(count)]
+    return run_ranks(server, count, arguments(log, out, *more), out)
 
 
 def start_any(
@@ -236,18 +203,7 @@ def test_an_invalid_placement_is_refused(
 
 def killed(server: ForkServerContext, log: Path, out: Path, *more: str) -> str:
     """Start two ranks and kill the second after the second checkpoint; returns the output of the first."""
-    ranks = start(server, 2, [arguments(log, out, *more)] * 2, out)
-
-    def saved() -> bool:
-        manifest = Manifest.load(out / "store")
-        return manifest is not None and manifest.number >= 2
-
-    until(saved, lambda: all(rank.is_alive() for rank in ranks))
-    victim = ranks[1].pid
-    assert victim is not None
-    os.kill(victim, signal.SIGKILL)
-    assert [ended(rank) for rank in ranks] == [1, -signal.SIGKILL]
-    return printed(out, 2)[0]
+    return kill_second(server, arguments(log, out, *more), out)
 
 
 def test_a_killed_rank_is_named_and_the_run_resumes_to_the_same_bits(
@@ -433,7 +389,6 @@ def test_under_torchrun_the_other_rank_names_a_killed_rank(
 @pytest.mark.parametrize(
     ("section", "key", "value", "named"),
     [
-        ("train", "task", "kge", "train.task = 'kge'"),
         ("model", "kind", "dien", "model.kind = 'dien'"),
         ("train", "plain", True, "train.plain"),
         ("store", "feed", "1MiB", "store.feed"),
@@ -444,6 +399,6 @@ def test_settings_of_a_single_process_are_refused_with_ranks(
     section: str, key: str, value: Any, named: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        check_ranked(load_config(None, {(section, key): value}))
+        check_ranked_clicks(load_config(None, {(section, key): value}))
     assert str(refused.value).startswith(named)
     assert "without torchrun" in str(refused.value)

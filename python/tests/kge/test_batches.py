@@ -143,3 +143,54 @@ def test_negatives_are_drawn_evenly_and_from_the_buffer(graph: Graph) -> None:
             held.append(negatives)
     assert all(len(one & other) == 1 for one, other in pairwise(held))
     assert len({frozenset(pair) for pair in held}) == len(held) == 10
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"objective": "negatives", "negatives": 7},
+        {"objective": "negatives", "negatives": 5, "in_batch": True, "partitions": 3},
+        {"objective": "1vsall", "reciprocal": False},
+        {"objective": "kvsall", "reciprocal": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("ranks", [1, 3, 5])
+def test_parts_of_all_ranks_are_the_batches_of_one_process(
+    graph: Graph, settings: dict[str, Any], ranks: int
+) -> None:
+    """Batches of 4 and 5 ranks leave some rank without queries: a stand-in without weight."""
+    config = KgeConfig(**settings)
+    whole = list(GraphBatches(graph, config, batch=4, seed=1).epoch(2, 0))
+    parts = [
+        list(GraphBatches(graph, config, batch=4, seed=1, rank=rank, ranks=ranks).epoch(2, 0))
+        for rank in range(ranks)
+    ]
+    stood_in = False
+    for batch, *of_ranks in zip(whole, *parts, strict=True):
+        places: list[int] = []
+        asked: Counter[Query] = Counter()
+        for part in of_ranks:
+            assert part.part is not None
+            assert part.part.queries == len(batch.given)
+            assert (part.stop, part.examples) == (batch.stop, batch.examples)
+            assert candidates_of(part) == candidates_of(batch)
+            if settings.get("in_batch") or settings["objective"] != "negatives":
+                assert torch.equal(part.entities, batch.entities)
+            # Queries are those at their places of the whole batch.
+            given = batch.entities[batch.given[part.part.places]]
+            assert torch.equal(part.entities[part.given], given)
+            assert part.tail_queries == int((part.part.places < batch.tail_queries).sum())
+            if part.part.share == 0:
+                stood_in = True
+                continue
+            assert part.part.share == len(part.given) / len(batch.given)
+            places += part.part.places.tolist()
+            asked += Counter(questions(part))
+        assert sorted(places) == list(range(len(batch.given)))
+        assert asked == Counter(questions(batch))
+    assert stood_in == (ranks == 5)
+
+
+def candidates_of(batch: GraphBatch) -> list[int] | None:
+    return None if batch.candidates is None else batch.entities[batch.candidates].tolist()

@@ -51,3 +51,13 @@ def test_dropout_acts_only_in_training() -> None:
     weights = torch.ones(50)
     assert dropout(weights, 0.5, training=False) is weights
     assert not torch.equal(dropout(weights, 0.5, training=True), weights)
+
+
+def test_some_rows_of_a_matrix_are_dropped_as_in_the_matrix() -> None:
+    weights = torch.randn(11, 3)
+    torch.manual_seed(5)
+    whole = [dropout(weights, 0.4), dropout(weights, 0.4)]
+    rows = torch.tensor([1, 2, 9])
+    torch.manual_seed(5)
+    some = [dropout(weights[rows], 0.4, rows=rows, of=11) for _ in range(2)]
+    assert all(torch.equal(a, b[rows]) for a, b in zip(some, whole, strict=True))
