@@ -7,19 +7,19 @@ of every volume. Random blocks are compared in our host, and by the checksum of 
 
 from __future__ import annotations
 
-import json
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from python.tests.programs import built_example
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.storage.guest import Guest
 
-ROOT = Path(__file__).resolve().parents[2]
 NAME = "nqn.2014-08.org.nvmexpress:uuid:6a4b2f0e-0000-4000-8000-000000000001"
 NVMET = "/sys/kernel/config/nvmet"
 SUBSYSTEM = f"{NVMET}/subsystems/{NAME}"
@@ -35,19 +35,7 @@ BACKINGS = {
 @pytest.fixture(scope="session")
 def check_target() -> Path:
     """The program that checks volumes and blocks."""
-    built = subprocess.run(
-        [
-            # The same packages as in `make test-rust`, so that cargo reuses its build.
-            *("cargo", "build", "--workspace", "--exclude", "rowmill-python"),
-            *("--example", "check_target", "--locked", "--message-format", "json"),
-        ],
-        cwd=ROOT,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    messages = [json.loads(line) for line in built.stdout.splitlines()]
-    return Path([message["executable"] for message in messages if message.get("executable")][-1])
+    return built_example("check_target")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from rowmill.cli.importing import importing
 from rowmill.cli.load import add_loadtest
 from rowmill.cli.serving import add_serve
 from rowmill.cli.storage import add_storage
-from rowmill.cli.trained import RUN, add_trained, add_version
+from rowmill.cli.trained import RUN, add_trained
 from rowmill.cli.versions import add_versions
 from rowmill.config.config import SECTIONS, load_config, section_from, settings_of
 from rowmill.config.setting import ConfigError
@@ -132,26 +132,6 @@ def _parser() -> argparse.ArgumentParser:
         command=_train,
         interrupted=f"; to continue from the last checkpoint, run the same command{_RESUME}",
     )
-
-    export = commands.add_parser(
-        "export", help="write a trained click model as a bundle, a folder for `rowmill serve`"
-    )
-    export.add_argument("run", type=_path, metavar="RUN", help=RUN)
-    export.add_argument(
-        "--out", type=_path, required=True, metavar="BUNDLE", help="new folder for the bundle"
-    )
-    export.add_argument(
-        "--rule",
-        choices=("bytes", "prism"),
-        default="bytes",
-        help="how the model is split into lookups and dense layers: bytes = fewest bytes between them; prism = the "
-        "rule of the Prism paper (default bytes)",
-    )
-    export.add_argument(
-        "--compile", action="store_true", help="also compile the dense layers, with AOTInductor"
-    )
-    add_version(export)
-    export.set_defaults(command=_export, interrupted="; no bundle was written")
 
     add_trained(commands, _path)
     add_alter(commands, _path, RUN)
@@ -477,19 +457,6 @@ def _print_splits(result: dict[str, Any], console: Any) -> None:
             highlight=False,
             soft_wrap=True,
         )
-
-
-def _export(parsed: argparse.Namespace) -> int:
-    with importing():
-        from rowmill.partition.export_run import export_run
-
-    notes = export_run(
-        parsed.run, parsed.out, rule=parsed.rule, compile=parsed.compile, version=parsed.version
-    )
-    for note in notes:
-        print(f"Note: {note}")
-    print(f"wrote {parsed.out}; both halves are described in {parsed.out / 'report.html'}")
-    return 0
 
 
 def _inspect(parsed: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Commands that use a trained run: `predict`, `evaluate`, `vectors` and `kge query`."""
+"""Commands that use a trained run: `export`, `predict`, `evaluate`, `vectors` and `kge query`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,28 @@ _UNKNOWN = "?"
 
 def add_trained(commands: Any, path: Callable[[str], Path]) -> None:
     """Add the commands to the parser; `path` parses a path."""
+    export = commands.add_parser(
+        "export", help="write a trained click model as a bundle, a folder for `rowmill serve`"
+    )
+    _add_run(export, path)
+    export.add_argument(
+        "--out", type=path, required=True, metavar="BUNDLE", help="new folder for the bundle"
+    )
+    export.add_argument(
+        "--rule",
+        choices=("bytes", "prism"),
+        default="bytes",
+        help="how the model is split into lookups and dense layers: bytes = fewest bytes between them; prism = the "
+        "rule of the Prism paper (default bytes)",
+    )
+    export.add_argument(
+        "--compile", action="store_true", help="also compile the dense layers, with AOTInductor"
+    )
+    export.set_defaults(command=_export, interrupted="; no bundle was written")
+
     predict = commands.add_parser("predict", help="score data with a trained run")
     _add_run(predict, path)
+    _add_graph(predict, path)
     predict.add_argument("--data", type=path, required=True, metavar="PATH", help=_DATA)
     predict.add_argument(
         "--out",
@@ -54,6 +74,7 @@ def add_trained(commands: Any, path: Callable[[str], Path]) -> None:
         "evaluate", help="compute the metrics of a trained run on labelled data"
     )
     _add_run(evaluate, path)
+    _add_graph(evaluate, path)
     evaluate.add_argument("--data", type=path, required=True, metavar="PATH", help=_DATA)
     _add_part(evaluate, "test; for the log of a click model that is not that of the run: all rows")
     evaluate.add_argument(
@@ -65,6 +86,7 @@ def add_trained(commands: Any, path: Callable[[str], Path]) -> None:
         "vectors", help="write the rows of every table of a run as Parquet and .npy files"
     )
     _add_run(vectors, path)
+    _add_graph(vectors, path)
     vectors.add_argument(
         "--out", type=path, required=True, metavar="FOLDER", help="new folder for the files"
     )
@@ -75,6 +97,7 @@ def add_trained(commands: Any, path: Callable[[str], Path]) -> None:
     )
     query = kge.add_parser("query", help="print the best answers for the unknown part of a triple")
     _add_run(query, path)
+    _add_graph(query, path)
     for name in ("head", "relation", "tail"):
         query.add_argument(
             name,
@@ -95,22 +118,20 @@ def add_trained(commands: Any, path: Callable[[str], Path]) -> None:
 
 def _add_run(parser: argparse.ArgumentParser, path: Callable[[str], Path]) -> None:
     parser.add_argument("run", type=path, metavar="RUN", help=RUN)
-    add_version(parser)
-    parser.add_argument(
-        "--graph",
-        type=path,
-        metavar="PATH",
-        help="where the graph of the run is now, if it has moved (default: the --data of its training)",
-    )
-
-
-def add_version(parser: argparse.ArgumentParser) -> None:
-    """Add the option that chooses a version of a run."""
     parser.add_argument(
         "--version",
         metavar="VERSION",
         help="name or number of a version, from rowmill versions, or best: the one with the best value of --best "
         "(default: the last checkpoint)",
+    )
+
+
+def _add_graph(parser: argparse.ArgumentParser, path: Callable[[str], Path]) -> None:
+    parser.add_argument(
+        "--graph",
+        type=path,
+        metavar="PATH",
+        help="where the graph of the run is now, if it has moved (default: the --data of its training)",
     )
 
 
@@ -120,6 +141,19 @@ def _add_part(parser: argparse.ArgumentParser, usual: str) -> None:
         metavar="all|train|valid|test",
         help=f"part of the data, as the run was trained (default: {usual})",
     )
+
+
+def _export(parsed: argparse.Namespace) -> int:
+    with importing():
+        from rowmill.partition.export_run import export_run
+
+    notes = export_run(
+        parsed.run, parsed.out, rule=parsed.rule, compile=parsed.compile, version=parsed.version
+    )
+    for note in notes:
+        print(f"Note: {note}")
+    print(f"wrote {parsed.out}; both halves are described in {parsed.out / 'report.html'}")
+    return 0
 
 
 def _predict(parsed: argparse.Namespace) -> int:

@@ -20,10 +20,11 @@ from rich.console import Console
 from torch import nn
 
 import rowmill
+from python.tests.kge.rings import ENTITIES, RELATIONS, graph_config, write_ring
 from python.tests.train.cut_off import cut_off
 from python.tests.train.runs import ended, epoch, fork, scalars, until
 from rowmill.cli import main
-from rowmill.config import Config, ConfigError, load_config
+from rowmill.config import Config, ConfigError
 from rowmill.errors import InvalidInput
 from rowmill.kge import ComplEx, GraphBatch
 from rowmill.kge.task import GraphTask
@@ -38,53 +39,16 @@ if TYPE_CHECKING:
 
     Make = Callable[..., Config]
 
-ENTITIES, RELATIONS = 150, 4
-
-
-def write_ring(folder: Path, entities: int) -> Path:
-    random = np.random.default_rng(3)
-    triples = [
-        f"e{head}\tr{chord}\te{(head + chord + 1) % entities}\n"
-        for head in range(entities)
-        for chord in range(RELATIONS)
-    ]
-    random.shuffle(triples)
-    cut = len(triples) // 10
-    for part, lines in {
-        "test": triples[:cut],
-        "valid": triples[cut : 2 * cut],
-        "train": triples[2 * cut :],
-    }.items():
-        (folder / f"{part}.tsv").write_text("".join(lines))
-    return folder
-
 
 @pytest.fixture(scope="module")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_ring(tmp_path_factory.mktemp("ring"), ENTITIES)
+    return write_ring(tmp_path_factory.mktemp("ring"))
 
 
 @pytest.fixture
 def make(ring: Path, tmp_path: Path) -> Make:
     def make_config(name: str = "run", **flags: Any) -> Config:
-        settings: dict[str, Any] = {
-            "train__task": "kge",
-            "data__path": ring,
-            "model__kind": "complex",
-            "model__dim": 16,
-            "kge__negatives": 32,
-            "rows__lr": 0.3,
-            "rows__initial_width": 0.3,
-            "store__memory": "64MiB",
-            "train__batch": 50,
-            "train__epochs": 2,
-            "train__threads": 1,
-            "train__log_every": 3,
-            "train__out": tmp_path / name,
-            **flags,
-        }
-        given = {tuple(key.split("__")): value for key, value in settings.items()}
-        return load_config(None, given)  # pyright: ignore[reportArgumentType]
+        return graph_config(tmp_path / name, ring, **{"train__log_every": 3, **flags})
 
     return make_config
 

@@ -6,9 +6,9 @@ import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
+from python.tests.kge.rings import graph_config, write_ring
 from python.tests.partition.runs import config_of, write_log
 from python.tests.train.configs import quiet
 from rowmill.config import load_config
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rowmill.config import Config
-
-ENTITIES, RELATIONS = 150, 4
 
 
 @dataclass(frozen=True)
@@ -73,40 +71,9 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return trained(config)
 
 
-def graph_config(folder: Path, data: Path, **flags: Any) -> Config:
-    settings: dict[str, Any] = {
-        "train__task": "kge",
-        "data__path": data,
-        "model__kind": "complex",
-        "model__dim": 16,
-        "kge__negatives": 32,
-        "rows__lr": 0.3,
-        "rows__initial_width": 0.3,
-        "store__memory": "64MiB",
-        "train__batch": 50,
-        "train__epochs": 2,
-        "train__threads": 1,
-        "train__out": folder,
-        **flags,
-    }
-    return load_config(None, {tuple(key.split("__")): value for key, value in settings.items()})  # pyright: ignore[reportArgumentType]
-
-
 @pytest.fixture(scope="session")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ring with chords: relation k leads from entity n to n + k + 1. Every tenth triple is for testing."""
-    folder = tmp_path_factory.mktemp("ring")
-    triples = [
-        f"e{head}\tr{chord}\te{(head + chord + 1) % ENTITIES}\n"
-        for head in range(ENTITIES)
-        for chord in range(RELATIONS)
-    ]
-    np.random.default_rng(3).shuffle(triples)
-    cut = len(triples) // 10
-    parts = {"test": triples[:cut], "valid": triples[cut : 2 * cut], "train": triples[2 * cut :]}
-    for part, lines in parts.items():
-        (folder / f"{part}.tsv").write_text("".join(lines))
-    return folder
+    return write_ring(tmp_path_factory.mktemp("ring"))
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import rowmill
-from python.tests.saved.conftest import ENTITIES, RELATIONS, graph_config, trained
+from python.tests.kge.rings import ENTITIES, RELATIONS, graph_config
+from python.tests.saved.conftest import trained
 from python.tests.saved.scores import triple_scores
 from rowmill.cli import main
 from rowmill.errors import DataError, InvalidInput, StoreCorrupt

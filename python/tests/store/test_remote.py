@@ -8,7 +8,6 @@ killed with SIGKILL.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -17,13 +16,13 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import rowmill
+from python.tests.programs import built_example
 from rowmill.cli import main
 from rowmill.errors import (
     CheckpointMissing,
@@ -37,10 +36,10 @@ from rowmill.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[3]
 ROWS, DIM = 3000, 8
 IDS = np.arange(ROWS, dtype=np.int64)
 KEY, SECRET = "tester", "a secret of the tests"
@@ -49,20 +48,7 @@ KEY, SECRET = "tester", "a secret of the tests"
 @pytest.fixture(scope="session")
 def server_program() -> Path:
     """Build the server with cargo; it is a test program of the crate under test."""
-    built = subprocess.run(
-        [
-            # The same packages as in `make test-rust`, so that cargo reuses its build: features depend on the packages.
-            *("cargo", "build", "--workspace", "--exclude", "rowmill-python"),
-            *("--example", "s3_server", "--locked", "--message-format", "json"),
-        ],
-        cwd=ROOT,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    messages = [json.loads(line) for line in built.stdout.splitlines()]
-    programs = [message["executable"] for message in messages if message.get("executable")]
-    return Path(programs[-1])
+    return built_example("s3_server")
 
 
 @dataclass
