@@ -27,7 +27,7 @@ const (
 )
 
 func (d Distance) String() string {
-	return [...]string{"same PCIe switch", "same NUMA node", "other"}[d]
+	return [...]string{"the same PCIe switch", "the same NUMA node", "other NUMA nodes, or unknown positions"}[d]
 }
 
 // Distance returns the distance between two positions on one node.

@@ -268,7 +268,7 @@ func TestRejectionNamesRulesAndTheNearestMiss(t *testing.T) {
 	in := worker("i", "x", 8000)
 	in.GPUs = 1
 	_, err := c.Place(in)
-	const want = `no node takes instance "i": of 2 nodes 2 by rule cores; nearest: node "large" has 6 cores free, needs 8`
+	const want = `no node takes instance "i": of 2 nodes, 2 rejected by rule cores; nearest: node "large" has 6 cores free, needs 8`
 	if err.Error() != want {
 		t.Errorf("got  %s\nwant %s", err, want)
 	}

@@ -88,15 +88,15 @@ type Rejection struct {
 func (r *Rejection) Error() string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "no node takes instance %q: of %d nodes", r.Instance, r.Nodes)
-	between := " "
+	rejected := " rejected"
 	for rule, count := range r.Turned {
 		if count > 0 {
-			fmt.Fprintf(&text, "%s%d by rule %s", between, count, Rule(rule))
-			between = ", "
+			fmt.Fprintf(&text, ", %d%s by rule %s", count, rejected, Rule(rule))
+			rejected = ""
 		}
 	}
 	if r.Open > 0 {
-		fmt.Fprintf(&text, "%s%d by none of these rules", between, r.Open)
+		fmt.Fprintf(&text, ", %d%s by none of these rules", r.Open, rejected)
 	}
 	if r.Nearest != nil {
 		fmt.Fprintf(&text, "; nearest: %s", r.Nearest.Error())

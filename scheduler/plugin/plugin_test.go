@@ -185,7 +185,7 @@ func TestEventsNameEachRule(t *testing.T) {
 	p := pod("d", "x", "5", "0").Obj()
 	_, state := f.ask(p)
 	_, status := f.fwk.RunPostFilterPlugins(f.ctx, state, p, framework.NewDefaultNodeToStatus())
-	for _, says := range []string{`instance "n/d": of 8 nodes 4 by rule spine, 4 by rule cores; nearest: node "0-1-1"`, "needs 5"} {
+	for _, says := range []string{`instance "n/d": of 8 nodes, 4 rejected by rule spine, 4 by rule cores; nearest: node "0-1-1"`, "needs 5"} {
 		if status.Code() != fwk.Unschedulable || !strings.Contains(status.Message(), says) {
 			t.Errorf("%v does not say %q", status, says)
 		}

@@ -44,7 +44,7 @@ func TestSixNodesTakeTheWorkersOfTable3(t *testing.T) {
 	checkPartitions(t, p, len(pods))
 
 	must(t, CreatePods(ctx, p.Client, []*v1.Pod{Claim(Pod("one-more", "product-c", "dense", 0, Resources{"cpu": "2"}), "mig-2g20gb")}))
-	t.Log(message(ctx, t, p, "one-more", "cannot allocate all claims", "6 by none of these rules"))
+	t.Log(message(ctx, t, p, "one-more", "cannot allocate all claims", "6 rejected by none of these rules"))
 	remove(t, p, "product-a-00")
 	_, took := waitForPod(ctx, t, p, "one-more", 30*time.Second)
 	t.Logf("bound %v after a worker went", took.Round(time.Millisecond))

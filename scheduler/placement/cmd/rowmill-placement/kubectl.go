@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os"
 
 	"rowmill.io/scheduler/placement"
 	"rowmill.io/scheduler/placement/fragment"
@@ -27,12 +28,14 @@ func printWarnings(out io.Writer, s *kube.Snapshot) {
 }
 
 func runFragments(arguments []string, in io.Reader, out io.Writer) error {
-	set := flags("fragments")
+	set := flags("fragments", "", `Counts free cores and GPUs that cannot be used. Pods with equal requests form a class. If a class does not fit a
+node, what is free there is a fragment for this class; the result is the average over classes, by number of pods.
+GPUs count for classes that request GPUs, cores for all classes.`)
 	labels := snapshotFlags(set)
-	if err := set.Parse(arguments); err != nil {
+	if err := parse(set, arguments, out); err != nil {
 		return err
 	}
-	s, err := kube.Read(in, *labels)
+	s, err := read(set, in, *labels)
 	if err != nil {
 		return err
 	}
@@ -60,20 +63,31 @@ func runFragments(arguments []string, in io.Reader, out io.Writer) error {
 	return nil
 }
 
+// read reads the cluster. On a terminal it would wait for input without a word, so that is an error.
+func read(set *flag.FlagSet, in io.Reader, labels kube.Labels) (*kube.Snapshot, error) {
+	if file, ok := in.(*os.File); ok {
+		if about, err := file.Stat(); err == nil && about.Mode()&os.ModeCharDevice != 0 {
+			return nil, fmt.Errorf("%s reads the cluster from standard input: "+
+				"kubectl get nodes,pods,resourceslices,resourceclaims -A -o json | rowmill-placement %[1]s", set.Name())
+		}
+	}
+	return kube.Read(in, labels)
+}
+
 // readLike reads the cluster and the pod that a command asks about.
-func readLike(command string, arguments []string, in io.Reader, out io.Writer, more func(*flag.FlagSet)) (*placement.Cluster, *kube.Pod, error) {
-	set := flags(command + " NAMESPACE/POD")
+func readLike(command, about string, arguments []string, in io.Reader, out io.Writer, more func(*flag.FlagSet)) (*placement.Cluster, *kube.Pod, error) {
+	set := flags(command, " NAMESPACE/POD", about)
 	labels := snapshotFlags(set)
 	var options placement.Options
 	set.Float64Var(&options.UplinkNICs, "uplink-nics", 0, "bandwidth of a leaf's uplink in NICs; 0: as many as its nodes have")
 	more(set)
-	if err := set.Parse(arguments); err != nil {
+	if err := parse(set, arguments, out); err != nil {
 		return nil, nil, err
 	}
 	if set.NArg() != 1 {
-		return nil, nil, fmt.Errorf("%s: name one pod as namespace/name, after the flags", command)
+		return nil, nil, fmt.Errorf("%s: name one pod as namespace/name, after the flags; got %d names", command, set.NArg())
 	}
-	s, err := kube.Read(in, *labels)
+	s, err := read(set, in, *labels)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -88,8 +102,8 @@ func readLike(command string, arguments []string, in io.Reader, out io.Writer, m
 
 func runPlan(arguments []string, in io.Reader, out io.Writer) error {
 	limit := 0
-	c, pod, err := readLike("plan", arguments, in, out, func(set *flag.FlagSet) {
-		set.IntVar(&limit, "limit", 10_000, "stop counting here")
+	c, pod, err := readLike("plan", `Counts how many more pods like one of the cluster fit, by the rules of rowmill-scheduler, and says what blocks the next.`, arguments, in, out, func(set *flag.FlagSet) {
+		set.IntVar(&limit, "limit", 10_000, "count at most this many pods")
 	})
 	if err != nil {
 		return err
@@ -98,15 +112,19 @@ func runPlan(arguments []string, in io.Reader, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%d more pods like %s fit\n", copies, pod.Name)
+	if copies == 1 {
+		fmt.Fprintf(out, "1 more pod like %s fits\n", pod.Name)
+	} else {
+		fmt.Fprintf(out, "%d more pods like %s fit\n", copies, pod.Name)
+	}
 	if blocked != nil {
-		fmt.Fprintf(out, "the next: %v\n", blocked)
+		fmt.Fprintf(out, "what blocks the next: %v\n", blocked)
 	}
 	return nil
 }
 
 func runExplain(arguments []string, in io.Reader, out io.Writer) error {
-	c, pod, err := readLike("explain", arguments, in, out, func(*flag.FlagSet) {})
+	c, pod, err := readLike("explain", `Says on which node a pod that waits would run, or how many nodes each rule rejects and what the nearest node lacks.`, arguments, in, out, func(*flag.FlagSet) {})
 	if err != nil {
 		return err
 	}
@@ -122,6 +140,10 @@ func runExplain(arguments []string, in io.Reader, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s fits: node %q, distance between NIC and devices: %s\n", pod.Name, a.Node, a.Distance)
+	fmt.Fprintf(out, "%s fits on node %q", pod.Name, a.Node)
+	if a.NICIndex >= 0 {
+		fmt.Fprintf(out, "; its devices and NIC are on: %s", a.Distance)
+	}
+	fmt.Fprintln(out)
 	return nil
 }

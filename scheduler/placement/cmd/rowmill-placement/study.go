@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"rowmill.io/scheduler/placement/chart"
 	"rowmill.io/scheduler/placement/dataset"
@@ -27,14 +28,17 @@ type report struct {
 	Speed     *study.SpeedResult     `json:"speed,omitempty"`
 }
 
+var studyParts = []string{"facts", "yardstick", "cluster-h", "trace", "promotion", "speed"}
+
 func runStudy(arguments []string, _ io.Reader, out io.Writer) error {
-	set := flags("study PART...")
+	set := flags("study", " PART...", `Runs parts of the study and prints one JSON object. Parts: facts yardstick cluster-h trace promotion speed.
+promotion and speed need no data.`)
 	folder := set.String("data", "", "folder of the public data sets, or of generated ones")
-	quick := set.Bool("quick", false, "few seeds: ends within three minutes on two cores")
+	quick := set.Bool("quick", false, "use few seeds; ends within three minutes on two cores")
 	count := set.Int("seeds", 0, "number of seeds per part; 0: the default of the part")
 	pictures := set.String("pictures", "", "folder for SVG charts")
-	decisions := set.Int("decisions", 200_000, "number of decisions that part speed times")
-	if err := set.Parse(arguments); err != nil {
+	decisions := set.Int("decisions", 200_000, "number of decisions that the part speed measures")
+	if err := parse(set, arguments, out); err != nil {
 		return err
 	}
 	seeds := study.FullSeeds
@@ -46,7 +50,12 @@ func runStudy(arguments []string, _ io.Reader, out io.Writer) error {
 	}
 	parts := set.Args()
 	if len(parts) == 0 {
-		return fmt.Errorf("study: name at least one part: facts yardstick cluster-h trace promotion speed")
+		return fmt.Errorf("study: name at least one part: %s", strings.Join(studyParts, " "))
+	}
+	for _, part := range parts {
+		if !slices.Contains(studyParts, part) {
+			return fmt.Errorf("study: unknown part %q; use %s", part, strings.Join(studyParts, " "))
+		}
 	}
 	var data *study.Data
 	result := report{Data: *folder}
@@ -85,8 +94,6 @@ func runStudy(arguments []string, _ io.Reader, out io.Writer) error {
 			var speed study.SpeedResult
 			speed, err = study.Speed(1, *decisions)
 			result.Speed = &speed
-		default:
-			err = fmt.Errorf("unknown part %q: use facts, yardstick, cluster-h, trace, promotion or speed", part)
 		}
 		if err != nil {
 			return fmt.Errorf("study: %w", err)
@@ -124,9 +131,9 @@ func readData(folder string) (*study.Data, error) {
 	read := func(name string, parse func(io.Reader) error) error {
 		file, err := os.Open(filepath.Join(folder, name))
 		if errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("no file %s in %q: openb_* and disaggregated_DLRM_trace.csv are published in alibaba/clusterdata "+
-				"(cluster-trace-gpu-v2023 and -v2025); pass their folder with -data, or generate similar files with: "+
-				"rowmill-placement generate -out FOLDER", name, folder)
+			return fmt.Errorf("folder %q has no file %s: openb_* and disaggregated_DLRM_trace.csv are published in alibaba/clusterdata "+
+				"(cluster-trace-gpu-v2023 and -v2025); name their folder with -data, or generate similar files with: "+
+				"rowmill-placement generate -out FOLDER", filepath.Join(folder, "."), name)
 		}
 		if err != nil {
 			return err
@@ -134,18 +141,20 @@ func readData(folder string) (*study.Data, error) {
 		defer file.Close()
 		return parse(file)
 	}
-	return data, errors.Join(
-		read(dataset.NodesFile, func(r io.Reader) (err error) { data.Nodes, err = dataset.ReadNodes(dataset.NodesFile, r); return }),
-		read(dataset.PodsFile, func(r io.Reader) (err error) { data.Pods, err = dataset.ReadPods(dataset.PodsFile, r); return }),
-		read(dataset.TraceFile, func(r io.Reader) (err error) { data.Trace, err = dataset.ReadTrace(dataset.TraceFile, r); return }),
-	)
+	if err := read(dataset.NodesFile, func(r io.Reader) (err error) { data.Nodes, err = dataset.ReadNodes(dataset.NodesFile, r); return }); err != nil {
+		return nil, err
+	}
+	if err := read(dataset.PodsFile, func(r io.Reader) (err error) { data.Pods, err = dataset.ReadPods(dataset.PodsFile, r); return }); err != nil {
+		return nil, err
+	}
+	return data, read(dataset.TraceFile, func(r io.Reader) (err error) { data.Trace, err = dataset.ReadTrace(dataset.TraceFile, r); return })
 }
 
 func runFit(arguments []string, _ io.Reader, out io.Writer) error {
-	set := flags("fit")
+	set := flags("fit", "", `Fits the share of nodes of cluster H that stay empty to the published fragments before the split, and prints it.`)
 	folder := set.String("data", "", "folder of the public data sets")
 	rounds := set.Int("rounds", 6, "number of rounds of the fit")
-	if err := set.Parse(arguments); err != nil {
+	if err := parse(set, arguments, out); err != nil {
 		return err
 	}
 	data, err := readData(*folder)
@@ -159,11 +168,11 @@ func runFit(arguments []string, _ io.Reader, out io.Writer) error {
 	})
 }
 
-func runGenerate(arguments []string, _ io.Reader, _ io.Writer) error {
-	set := flags("generate")
+func runGenerate(arguments []string, _ io.Reader, out io.Writer) error {
+	set := flags("generate", "", `Writes three files with the shape of the public traces. It overwrites no file.`)
 	folder := set.String("out", "", "folder to write to")
 	seed := set.Uint64("seed", 1, "random seed")
-	if err := set.Parse(arguments); err != nil {
+	if err := parse(set, arguments, out); err != nil {
 		return err
 	}
 	if *folder == "" {
