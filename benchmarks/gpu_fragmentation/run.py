@@ -2,7 +2,8 @@
 
 Runs the command `rowmill-placement study` (scheduler/placement, written in Go) and records its results: the published
 benchmark of FGD as a reference, fragmentation of the paper's cluster H before and after the split, the published trace
-replayed with seven policies, and the nodes that three services need on the day of a promotion.
+replayed with seven policies, what bounds the pairs that cross leaves, and the nodes that three services need on the day
+of a promotion.
 """
 
 import json
@@ -18,7 +19,7 @@ from typing import Any, cast
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
 
-PARTS = ("facts", "yardstick", "cluster-h", "trace", "promotion", "speed")
+PARTS = ("facts", "yardstick", "cluster-h", "trace", "limits", "promotion", "speed")
 
 
 def main() -> None:

@@ -14,19 +14,26 @@ import (
 // trace as it is: the same nodes below larger leaves; each service alone on the empty cluster; and clusters so small that
 // every placement can be tried.
 
-// limitSeeds bounds the number of seeds of these comparisons.
-const limitSeeds = 5
+// LimitsResult holds the figures of each comparison.
+type LimitsResult struct {
+	Figures map[string]map[string]Interval `json:"figures"`
+}
 
-// runLimits returns the figures of all comparisons.
-func runLimits(data *Data, seeds int) (map[string]map[string]Interval, error) {
-	seeds = min(seeds, limitSeeds)
+// leafFactors are the sizes of leaves that are compared, as multiples of leafNodes.
+var leafFactors = []int{1, 2, 4, 8}
+
+// leavesOf names the figures of one size of leaves.
+func leavesOf(factor int) string { return fmt.Sprintf("leaves_of_%d", leafNodes*factor) }
+
+// RunLimits runs all comparisons.
+func RunLimits(data *Data, seeds int) (LimitsResult, error) {
 	limits := map[string]map[string]Interval{}
-	for _, factor := range []int{1, 2, 4, 8} {
+	for _, factor := range leafFactors {
 		figures, err := largerLeaves(data.Trace, factor, seeds)
 		if err != nil {
-			return nil, err
+			return LimitsResult{}, err
 		}
-		limits[fmt.Sprintf("leaves_of_%d", leafNodes*factor)] = figures
+		limits[leavesOf(factor)] = figures
 	}
 	for _, one := range []struct {
 		name   string
@@ -41,13 +48,13 @@ func runLimits(data *Data, seeds int) (map[string]map[string]Interval, error) {
 		}
 		figures, err := eachAlone(jobs, seeds)
 		if err != nil {
-			return nil, err
+			return LimitsResult{}, err
 		}
 		limits[one.name] = figures
 	}
 	small, err := smallCases(1)
 	limits["small"] = small
-	return limits, err
+	return LimitsResult{limits}, err
 }
 
 // largerLeaves replays the trace with the nodes below fewer and larger leaves.

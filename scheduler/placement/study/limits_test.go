@@ -3,6 +3,8 @@ package study
 import (
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -94,5 +96,28 @@ func TestEachAloneAddsUpThePairsOfAllServices(t *testing.T) {
 	}
 	if got, least := crossingsOf(sum); got != 80 || least != 45 {
 		t.Errorf("%v and at least %v %% of pairs cross", got, least)
+	}
+}
+
+func TestPictureOfLeafSizes(t *testing.T) {
+	result := LimitsResult{Figures: map[string]map[string]Interval{}}
+	for i, factor := range leafFactors {
+		result.Figures[leavesOf(factor)] = map[string]Interval{
+			"rowmill_leaf_crossings_percent":                {Mean: float64(10 * i)},
+			"least-allocated_leaf_crossings_percent":        {Mean: 90},
+			"least-allocated_fewest_leaf_crossings_percent": {Mean: float64(i)},
+		}
+	}
+	figure := LimitsPictures(&result)["limits_leaf_sizes"]
+	if !slices.Equal(figure.Labels, []string{"32", "64", "128", "256"}) || len(figure.Series) != 3 {
+		t.Fatalf("%+v", figure)
+	}
+	for i, want := range [][]float64{{0, 10, 20, 30}, {90, 90, 90, 90}, {0, 1, 2, 3}} {
+		if !slices.Equal(figure.Series[i].Y, want) {
+			t.Errorf("%s: %v, want %v", figure.Series[i].Name, figure.Series[i].Y, want)
+		}
+	}
+	if !strings.Contains(string(figure.SVG()), "lower bound") {
+		t.Error("the chart does not name the lower bound")
 	}
 }

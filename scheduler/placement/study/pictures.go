@@ -121,3 +121,24 @@ func TracePictures(result *TraceResult) map[string]*chart.Figure {
 		"trace_nodes":    bars("Nodes in use", "nodes", "nodes_mean", "nodes_peak"),
 	}
 }
+
+// LimitsPictures compares sizes of leaves.
+func LimitsPictures(result *LimitsResult) map[string]*chart.Figure {
+	sizes := &chart.Figure{Title: "Pairs of CPU and dense instances below different leaves", X: "nodes below a leaf, of 4,096", Y: "% of all pairs"}
+	for _, one := range []struct{ name, figure string }{
+		{"rowmill", "rowmill_leaf_crossings_percent"},
+		{"least-allocated", "least-allocated_leaf_crossings_percent"},
+		{"lower bound", "least-allocated_fewest_leaf_crossings_percent"},
+	} {
+		s := chart.Series{Name: one.name, Kind: chart.Bars}
+		for i, factor := range leafFactors {
+			s.X = append(s.X, float64(i))
+			s.Y = append(s.Y, result.Figures[leavesOf(factor)][one.figure].Mean)
+		}
+		sizes.Series = append(sizes.Series, s)
+	}
+	for _, factor := range leafFactors {
+		sizes.Labels = append(sizes.Labels, fmt.Sprint(leafNodes*factor))
+	}
+	return map[string]*chart.Figure{"limits_leaf_sizes": sizes}
+}

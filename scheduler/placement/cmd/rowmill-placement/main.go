@@ -19,7 +19,7 @@ Commands that read a Kubernetes cluster from standard input:
   explain    say where a pod that waits would run, or how many nodes each rule rejects
 
 Commands of the study of stranded GPUs (benchmarks/gpu_fragmentation):
-  study      run parts of it: facts yardstick cluster-h trace promotion speed
+  study      run parts of it: facts yardstick cluster-h trace limits promotion speed
   fit        fit the share of empty nodes of cluster H to the published fragments
   generate   write data sets with the shape of the public ones
 

@@ -24,14 +24,15 @@ type report struct {
 	Yardstick *study.YardstickResult `json:"yardstick,omitempty"`
 	ClusterH  *study.HResult         `json:"cluster_h,omitempty"`
 	Trace     *study.TraceResult     `json:"trace,omitempty"`
+	Limits    *study.LimitsResult    `json:"limits,omitempty"`
 	Promotion *study.PromotionResult `json:"promotion,omitempty"`
 	Speed     *study.SpeedResult     `json:"speed,omitempty"`
 }
 
-var studyParts = []string{"facts", "yardstick", "cluster-h", "trace", "promotion", "speed"}
+var studyParts = []string{"facts", "yardstick", "cluster-h", "trace", "limits", "promotion", "speed"}
 
 func runStudy(arguments []string, _ io.Reader, out io.Writer) error {
-	set := flags("study", " PART...", `Runs parts of the study and prints one JSON object. Parts: facts yardstick cluster-h trace promotion speed.
+	set := flags("study", " PART...", `Runs parts of the study and prints one JSON object. Parts: facts yardstick cluster-h trace limits promotion speed.
 promotion and speed need no data.`)
 	folder := set.String("data", "", "folder of the public data sets, or of generated ones")
 	quick := set.Bool("quick", false, "use few seeds; ends within three minutes on two cores")
@@ -46,7 +47,7 @@ promotion and speed need no data.`)
 		seeds = study.QuickSeeds
 	}
 	if *count > 0 {
-		seeds = study.Seeds{Yardstick: *count, ClusterH: *count, Trace: *count}
+		seeds = study.Seeds{Yardstick: *count, ClusterH: *count, Trace: *count, Limits: *count}
 	}
 	parts := set.Args()
 	if len(parts) == 0 {
@@ -86,6 +87,11 @@ promotion and speed need no data.`)
 			trace, err = study.RunTrace(data, seeds.Trace)
 			result.Trace = &trace
 			maps.Copy(figures, study.TracePictures(&trace))
+		case "limits":
+			var limits study.LimitsResult
+			limits, err = study.RunLimits(data, seeds.Limits)
+			result.Limits = &limits
+			maps.Copy(figures, study.LimitsPictures(&limits))
 		case "promotion":
 			var promotion study.PromotionResult
 			promotion, err = study.Promotion()
