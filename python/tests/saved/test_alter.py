@@ -199,9 +199,28 @@ def test_eps_of_one_table_is_kept_with_the_state_of_its_rows(tmp_path: Path) -> 
 
 def pq_rows(file: Path, first: int) -> Path:
     """A file with the rows from this one on."""
-    out = file.with_name("rest.parquet")
+    out = file.with_name(f"rest-{first}.parquet")
     pq.write_table(pq.read_table(file).slice(first), out)  # pyright: ignore[reportUnknownArgumentType]
     return out
+
+
+def test_a_run_whose_columns_changed(tmp_path: Path) -> None:
+    config = trained(tmp_path, "wide_deep", rows__initial_width=1e-9, data__ids="full")
+    rest = pq_rows(tmp_path / "log" / "log.parquet", 300)
+    schema, new = tmp_path / "schema.toml", tmp_path / "new"
+    # The column shop is dropped, and bought is added.
+    schema.write_text('label = "y"\ndense = ["price"]\nids = ["bought", "item", "user"]\n')
+    command = ["train", "--continue", str(config.train.out), "--data", str(rest)]
+    assert main([*command, "--schema", str(schema)]) == 0
+    alter(config.train.out, new, flags={("model", "dim"): 12})
+    with rowmill.load(config.train.out) as old, rowmill.load(new) as loaded:
+        torch.testing.assert_close(loaded.predict(rest), old.predict(rest), rtol=0, atol=2e-6)
+    # The table of the dropped column has the new dim too, so the column can be added again.
+    assert {spec["dim"] for spec in SavedRun.open(new).specs()} == {12}
+    schema.write_text('label = "y"\ndense = ["age"]\nids = ["user", "shop"]\n')
+    later = pq_rows(tmp_path / "log" / "log.parquet", 450)
+    command = ["train", "--continue", str(new), "--data", str(later), "--schema", str(schema)]
+    assert main(command) == 0
 
 
 def test_a_config_file_says_what_changes(tmp_path: Path) -> None:
