@@ -329,6 +329,26 @@ fn stores_of_many_ranks_are_merged_by_a_fill() {
     served.end();
 }
 
+/// As a restored checkpoint: the log of a group without rows does not exist.
+#[test]
+fn a_group_without_rows_and_log_is_filled() {
+    let (run, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (store, tables) = trainer(run.path());
+    tables[0].put(&[1, 2], &[0.5; 2 * DIM], None).unwrap();
+    store.checkpoint(&[]).unwrap();
+    let group = tables[2].group_number();
+    assert_ne!(group, tables[0].group_number());
+    store.close();
+    drop((store, tables));
+    std::fs::remove_file(run.path().join(format!("group-{group}.log"))).unwrap();
+    let served = serve(data.path());
+    let report = fill(&[(volume(run.path()), None)], &url(&served), &settings(), None).unwrap();
+    assert_eq!((report.tables, report.rows), (3, 2));
+    let (_store, tables) = trainer(run.path());
+    assert_equal(&served, &tables);
+    served.end();
+}
+
 #[test]
 fn frames_of_one_queue_are_applied_in_their_order() {
     let (run, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -19,6 +19,7 @@ use rowmill_io::Volume;
 use rowmill_log::{Geometry, Log, LogConfig};
 use rowmill_rows::{RowKey, RowLayout, TableSpec};
 
+use super::log_device;
 use super::pin::PinnedCheckpoint;
 use crate::checkpoint::settle;
 use crate::error::StoreError;
@@ -296,7 +297,7 @@ impl Changes {
                 let geometry = Geometry::new(entry.stride as usize, entry.segment_bytes as usize);
                 let reading = LogConfig::for_reading(group, geometry, CHECKSUM_BYTES);
                 let config = LogConfig { incarnation, ..reading };
-                Ok(Log::open(self.volume.device(&entry.log_device, false)?, config, &entry.log)?)
+                Ok(Log::open(log_device(&*self.volume, entry)?, config, &entry.log)?)
             })
             .collect()
     }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use rowmill_io::{DeviceError, Volume, VolumeLock};
 use rowmill_log::{Geometry, SegmentCopier, SegmentRecord};
 
+use super::log_device;
 use crate::error::StoreError;
 use crate::files::{self, GroupEntry, Manifest, load_manifest_with_bytes};
 use crate::store::Store;
@@ -204,7 +205,7 @@ impl PinnedCheckpoint {
     /// When a log cannot be opened.
     pub fn reader(&self) -> Result<PartReader<'_>, StoreError> {
         let copier = |(group, entry): (u32, &GroupEntry)| {
-            let device = self.volume.device(&entry.log_device, false)?;
+            let device = log_device(&*self.volume, entry)?;
             Ok(SegmentCopier::new(device, geometry(entry), group))
         };
         let logs = (0..).zip(&self.manifest.groups).map(copier).collect::<Result<_, StoreError>>()?;
