@@ -1,10 +1,11 @@
-//! A device that is a file of a real file system.
+//! A device that is a file of a real file system, or a whole disk.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::read_plan::SPANS_MAX;
 use crate::registered_files::Presence;
@@ -26,6 +27,33 @@ pub(crate) struct FileDevice {
     choice: IoChoice,
     /// Opened with `O_DIRECT`. Otherwise, pages are dropped from the cache after use.
     direct: bool,
+    /// The bytes of a disk.
+    disk_bytes: Option<u64>,
+}
+
+/// A disk, or a part of one: a block device such as `/dev/sdb`. It has a fixed length, and holds what was written to it
+/// before. It is opened for this process alone, so it must not be mounted.
+///
+/// # Errors
+/// When there is no such device, another program uses it, or it has less than one block.
+pub fn open_disk(path: &Path, choice: IoChoice) -> Result<Arc<dyn Device>, DeviceError> {
+    let name = path.display().to_string();
+    let failed = |error| DeviceError::from_io("open", name.as_str(), 0, 0, error);
+    let open = |flags: i32| OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
+    let kind = path.metadata().map_err(failed)?.file_type();
+    if !kind.is_block_device() {
+        let reason = "it is no block device: name one, such as /dev/sdb";
+        return Err(failed(io::Error::new(ErrorKind::InvalidInput, reason)));
+    }
+    // Of block devices, O_EXCL alone says that nothing else may use them.
+    let mut file = open(libc::O_EXCL | libc::O_DIRECT).map_err(failed)?;
+    let bytes = file.seek(SeekFrom::End(0)).map_err(failed)? / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+    if bytes == 0 {
+        let reason = format!("it has less than {BLOCK_BYTES} bytes");
+        return Err(failed(io::Error::new(ErrorKind::InvalidInput, reason)));
+    }
+    let presence = Presence::new();
+    Ok(Arc::new(FileDevice { presence, file, name, choice, direct: true, disk_bytes: Some(bytes) }))
 }
 
 impl FileDevice {
@@ -57,7 +85,7 @@ impl FileDevice {
         };
         let (file, direct) =
             opened.map_err(|error| DeviceError::from_io("open", name.as_str(), 0, 0, error))?;
-        Ok(Self { file, name, presence: Presence::new(), choice, direct })
+        Ok(Self { file, name, presence: Presence::new(), choice, direct, disk_bytes: None })
     }
 
     pub(crate) fn is_direct(&self) -> bool {
@@ -101,6 +129,21 @@ impl FileDevice {
             offset += written as u64;
         }
         Ok(())
+    }
+
+    /// Change a span of the file to zeros, in this way.
+    fn allocate(&self, mode: i32, span: Span) -> io::Result<()> {
+        // SAFETY: fallocate accesses no memory of this process. If the descriptor is not open for writing,
+        // the call fails.
+        let result = unsafe {
+            libc::fallocate(
+                self.file.as_raw_fd(),
+                mode | libc::FALLOC_FL_KEEP_SIZE,
+                span.offset as i64,
+                span.bytes as i64,
+            )
+        };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Drop the cached pages of the span. If `bytes` is 0, drop all pages from `offset` on.
@@ -151,25 +194,18 @@ impl Device for FileDevice {
 
     fn discard(&self, span: Span) -> Result<(), DeviceError> {
         span.assert_whole_blocks();
-        // SAFETY: fallocate accesses no memory of this process. If the descriptor is not open for writing,
-        // the call fails.
-        let result = unsafe {
-            libc::fallocate(
-                self.file.as_raw_fd(),
-                libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
-                span.offset as i64,
-                span.bytes as i64,
-            )
-        };
-        if result == 0 {
-            return Ok(());
+        let mut result = self.allocate(libc::FALLOC_FL_PUNCH_HOLE, span);
+        let unsupported = |error: &io::Error| error.raw_os_error() == Some(libc::EOPNOTSUPP);
+        if self.disk_bytes.is_some() && result.as_ref().is_err_and(unsupported) {
+            // The disk frees nothing. The kernel writes zeros.
+            result = self.allocate(libc::FALLOC_FL_ZERO_RANGE, span);
         }
-        Err(self.error("discard", span.offset, span.bytes, io::Error::last_os_error()))
+        result.map_err(|error| self.error("discard", span.offset, span.bytes, error))
     }
 
     fn bytes(&self) -> u64 {
         // fstat of an open local file cannot fail. If a network file system lost the file, there is nothing
         // to read.
-        self.file.metadata().map_or(0, |metadata| metadata.len())
+        self.disk_bytes.unwrap_or_else(|| self.file.metadata().map_or(0, |metadata| metadata.len()))
     }
 }

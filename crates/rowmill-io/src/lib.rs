@@ -24,6 +24,7 @@ pub use aligned_buffer::AlignedBuffer;
 pub use checksum::{checksum, crc32c, crc32c_append};
 pub use device::{BLOCK_BYTES, Device, DeviceError, ReadResult, Span};
 pub use directory_volume::{DirectoryVolume, IoChoice};
+pub use file_device::open_disk;
 pub use fork::{Process, ProcessLocal};
 pub use memory_file::SECTOR_BYTES;
 pub use memory_volume::{Crash, MemoryVolume};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use parking_lot::RwLock;
-use rowmill_io::{Volume, VolumeLock};
+use rowmill_io::{Device, Volume, VolumeLock};
 use rowmill_nvme::{
     Answer, Connected, Content, ErrorPlace, Hosts, IoCommand, Key, Namespace, Nqn, Request, Status, Subsystem,
 };
@@ -41,6 +41,8 @@ pub struct Export<'a> {
 pub enum ExportContent {
     /// This many blocks of 4 KiB.
     Blocks(u64),
+    /// All blocks of a disk.
+    Disk(Arc<dyn Device>),
     /// The rows of a store that is open read-only.
     Store(Arc<Store>, RowsLimits),
     /// Rows that hosts fill.
@@ -78,6 +80,10 @@ impl Served {
         let (data, area, blocks) = match export.content {
             ExportContent::Blocks(blocks) => {
                 (Data::Blocks(Blocks::new(export.volume.device(DEVICE, true)?)), None, blocks)
+            }
+            ExportContent::Disk(disk) => {
+                let blocks = disk.bytes() >> BLOCK_SHIFT;
+                (Data::Blocks(Blocks::new(disk)), None, blocks)
             }
             ExportContent::Store(store, limits) => of_rows(Rows::of(store, limits, threads)?, limits),
             ExportContent::Filled(options, limits) => {

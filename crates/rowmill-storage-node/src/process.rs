@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus_client::registry::Registry;
-use rowmill_io::{DirectoryVolume, IoChoice};
+use rowmill_io::{DirectoryVolume, IoChoice, open_disk};
 use rowmill_server::{Exposure, ListenError, LogError, Server, ServerError, bind_tcp, router, start_logs};
 use rowmill_store::{Store, StoreOptions};
 
@@ -53,6 +53,9 @@ fn content(subsystem: &SubsystemSettings, threads: usize) -> Result<ExportConten
         let options =
             FilledOptions { folder, memory: memory - fill_memory, fill_memory, threads, save_every };
         return Ok(ExportContent::Filled(options, limits));
+    }
+    if let Some(disk) = &subsystem.disk {
+        return Ok(ExportContent::Disk(open_disk(disk, IoChoice::Auto)?));
     }
     Ok(ExportContent::Blocks(subsystem.blocks.map_or(0, |size| size.0) / BLOCK_BYTES))
 }

@@ -53,6 +53,8 @@ pub struct SubsystemSettings {
     pub folder: PathBuf,
     /// A namespace of blocks: its size.
     pub blocks: Option<Size>,
+    /// A namespace of blocks: the block device whose blocks they are.
+    pub disk: Option<PathBuf>,
     /// A namespace of rows: the store, which no other process may write to.
     pub store: Option<PathBuf>,
     /// A namespace of rows that hosts fill, in `folder`.
@@ -177,7 +179,9 @@ impl NodeSettings {
         for subsystem in &mut settings.subsystems {
             subsystem.folder = base.join(&subsystem.folder);
             let keys = subsystem.hosts.iter_mut().map(|host| &mut host.key_file);
-            for path in keys.chain([&mut subsystem.key_file, &mut subsystem.store]).flatten() {
+            for path in
+                keys.chain([&mut subsystem.key_file, &mut subsystem.store, &mut subsystem.disk]).flatten()
+            {
                 *path = base.join(&*path);
             }
         }
@@ -229,7 +233,7 @@ impl NodeSettings {
             }
             subsystem.check(&field, is_exposed.then_some(&self.listen))?;
         }
-        let staged = self.subsystems.iter().filter(|subsystem| subsystem.blocks.is_none());
+        let staged = self.subsystems.iter().filter(|subsystem| !subsystem.has_blocks());
         let staged: u64 = staged.map(|subsystem| subsystem.staged.0).fold(0, u64::saturating_add);
         let staged_max = wire_memory::staged_bytes_max(self.wire_memory.0);
         if staged > staged_max {
@@ -257,10 +261,10 @@ fn is_loopback(addresses: &[SocketAddr]) -> bool {
 impl SubsystemSettings {
     /// `exposed` is the address of the node, if other machines reach it.
     fn check(&self, field: &dyn Fn(&str) -> String, exposed: Option<&String>) -> Result<(), SetupError> {
-        let kinds = [self.blocks.is_some(), self.store.is_some(), self.filled];
+        let kinds = [self.blocks.is_some(), self.disk.is_some(), self.store.is_some(), self.filled];
         if kinds.into_iter().filter(|&is_set| is_set).count() != 1 {
-            let fix = "set one of blocks (the size of a namespace of blocks), store (a folder of rows that do not \
-                       change) and filled = true (rows that hosts fill)";
+            let fix = "set one of blocks (the size of a namespace of blocks), disk (a block device), store (a folder \
+                       of rows that do not change) and filled = true (rows that hosts fill)";
             return Err(wrong(field("blocks"), self.blocks, fix));
         }
         if let Some(blocks) = self.blocks
@@ -317,6 +321,10 @@ impl SubsystemSettings {
             return Err(wrong(field("key_file"), file, fix));
         }
         Ok(())
+    }
+
+    fn has_blocks(&self) -> bool {
+        self.blocks.is_some() || self.disk.is_some()
     }
 
     /// The hosts that may connect, with their keys.
@@ -390,6 +398,7 @@ mod tests {
             (&disk("colour = 'blue'"), ["colour", "unknown"]),
             (&format!("pooling_threads = 0\n{DISK}"), ["pooling_threads", "1 to 256"]),
             (&disk("store = 'rows'"), ["subsystem[0].blocks", "store"]),
+            (&disk("disk = '/dev/sdb'"), ["subsystem[0].blocks", "disk"]),
             (&DISK.replace("blocks = '1GiB'\n", ""), ["subsystem[0].blocks", "store"]),
             (&DISK.replace("blocks = '1GiB'", "store = 'rows'\nstaged = '1GiB'"), ["wire_memory", "1GiB"]),
             (&disk("checkpoint = -2.5"), ["subsystem[0].checkpoint", "-2.5"]),

@@ -8,9 +8,11 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process;
 use std::time::{Duration, Instant};
 
-use rowmill_io::{BLOCK_BYTES, DirectoryVolume, IoChoice, MemoryVolume, Volume};
+use rowmill_io::{BLOCK_BYTES, DirectoryVolume, IoChoice, MemoryVolume, Volume, open_disk};
 use rowmill_nvme::*;
 use rowmill_storage_node::{ExportContent, NAMESPACE};
 use rowmill_testkit::{Fault, FaultyVolume, Rng64, When};
@@ -120,6 +122,69 @@ fn a_failing_disk_gives_statuses_and_a_failed_sync_ends_writing() {
     assert_eq!(io.write(0, block(), false), Status::WRITE_FAULT, "older writes may be lost");
     assert_eq!(io.read(0, 1), (Status::SUCCESS, block()));
     served.end();
+}
+
+/// A block device whose blocks are a file. It is detached when this is dropped.
+struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    /// None where this process may not attach one.
+    fn attach(file: &Path) -> Option<LoopDevice> {
+        let attached = process::Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
+        let name = String::from_utf8(attached.stdout).unwrap();
+        attached.status.success().then(|| LoopDevice(name.trim().into()))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let detached = process::Command::new("losetup").arg("--detach").arg(&self.0).status();
+        assert!(detached.is_ok_and(|status| status.success()));
+    }
+}
+
+#[test]
+fn a_disk_is_a_namespace_with_what_it_held_before() {
+    const BLOCKS: u64 = 256;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("disk");
+    let before: Vec<u8> = (0..BLOCKS as usize * BLOCK_BYTES).map(|at| (at / 1000) as u8).collect();
+    // A part of a block at the end does not count.
+    std::fs::write(&file, [&before[..], &[9; 512]].concat()).unwrap();
+    let Some(disk) = LoopDevice::attach(&file) else {
+        eprintln!("skipped: losetup cannot attach a loop device, which root can");
+        return;
+    };
+    let serve = |choice| {
+        let content = ExportContent::Disk(open_disk(&disk.0, choice).unwrap());
+        common::serve(&MemoryVolume::new(), content, Hosts::Any(Role::Write))
+    };
+    // Rings keep files open until the end of their thread.
+    let served = serve(IoChoice::Pread);
+    // Another program may not use it meanwhile.
+    let refused = open_disk(&disk.0, IoChoice::Auto).unwrap_err();
+    assert!(refused.to_string().contains("busy"), "{refused}");
+    let (_admin, mut io) = connect(&served, digests(3));
+    let all = io.read(0, BLOCKS / 2).1;
+    assert!(all == before[..all.len()]);
+    assert_eq!(io.read(BLOCKS, 1).0, Status::BLOCK_OUT_OF_RANGE);
+    assert_eq!(io.write(BLOCKS - 2, vec![5; 2 * BLOCK_BYTES], true), Status::SUCCESS);
+    // Deallocated blocks read as zeros.
+    let range = BlockRange { first: 3, count: 2 };
+    let (command, data) = commands::deallocate(NAMESPACE, &[range]);
+    assert_eq!(io.call(command, Exchange::Send(data)).0, Status::SUCCESS);
+    served.end();
+    let mut expected = before;
+    expected[3 * BLOCK_BYTES..5 * BLOCK_BYTES].fill(0);
+    expected[(BLOCKS as usize - 2) * BLOCK_BYTES..].fill(5);
+    let served = serve(IoChoice::Auto);
+    let (_admin, mut io) = connect(&served, digests(3));
+    let halves = [io.read(0, BLOCKS / 2).1, io.read(BLOCKS / 2, BLOCKS / 2).1].concat();
+    assert!(halves == expected);
+    served.end();
+    let error = open_disk(&file, IoChoice::Auto).unwrap_err();
+    assert!(error.to_string().contains("no block device"), "{error}");
+    assert!(open_disk(Path::new("/dev/absent"), IoChoice::Auto).is_err());
 }
 
 #[test]
