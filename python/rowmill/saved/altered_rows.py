@@ -29,12 +29,14 @@ class AlteredTable:
         dim: The old dim.
         optimizer: The old optimizer.
         names: The names of the weights of old and new rows: those of equal names are kept; None: all are.
+        steps: Optimizer steps of the old table.
     """
 
     table: Table
     dim: int
     optimizer: OptimizerSpec
     names: tuple[Sequence[Hashable], Sequence[Hashable]] | None
+    steps: int
 
     @cached_property
     def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
@@ -48,12 +50,18 @@ class AlteredTable:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the optimizer state of rows stays: the optimizer is the same, with other parameters or not.
+        """Whether the optimizer state of rows stays: the optimizer is the same, with other parameters or not."""
+        return type(self.optimizer) is type(self.table.optimizer)
 
-        That of Adam begins anew, because its bias correction counts the steps of the table, and a new table has none.
-        """
-        same = type(self.optimizer) is type(self.table.optimizer)
-        return same and not isinstance(self.optimizer, Adam | RowwiseAdam)
+    def begin(self) -> None:
+        """Count on from the steps of the old table, by which Adam corrects the bias of the state that is kept."""
+        if not self.keeps_state or not isinstance(self.optimizer, Adam | RowwiseAdam):
+            return
+        # Only steps count: take as many on one row, at a rate of 0, and delete it. A million takes some seconds.
+        one, gradient = np.zeros(1, np.int64), np.zeros((1, self.table.dim), np.float32)
+        for _ in range(self.steps):
+            self.table.core.rmw(one, gradient, 0.0, None)
+        self.table.delete(one)
 
     def put(self, batch: ChangedRows) -> None:
         """Write rows and their optimizer state."""
@@ -89,6 +97,8 @@ class AlteredTable:
 
 def copy_rows(changes: Changes, tables: Mapping[str, AlteredTable]) -> int:
     """Write all rows into the new tables; returns their number. One batch at a time is in memory."""
+    for table in tables.values():
+        table.begin()
     count = 0
     for batch in changes:
         if len(batch.ids):

@@ -185,7 +185,8 @@ def _table(
         num_rows=spec["dense_rows"],
         initializer=initializer_from_dict(spec["initializer"]),
     )
-    return AlteredTable(table, spec["dim"], optimizer_from_dict(spec["optimizer"]), names)
+    optimizer = optimizer_from_dict(spec["optimizer"])
+    return AlteredTable(table, spec["dim"], optimizer, names, spec["steps"])
 
 
 def _altered_content(

@@ -180,6 +180,20 @@ def test_another_optimizer_begins_with_the_weights_of_the_run(
     assert train(resumed, quiet())["test"]["logloss"] < 0.8
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "rowwise_adam"])
+def test_adam_goes_on_with_its_state_and_steps(optimizer: str, tmp_path: Path) -> None:
+    config = trained(tmp_path, "ffnn", rows__optimizer=optimizer, rows__lr=0.001)
+    assert alter(config.train.out, tmp_path / "new", flags={("model", "dim"): 12}).begun_anew == ()
+    assert alter(tmp_path / "new", tmp_path / "back", flags={("model", "dim"): 8}).begun_anew == ()
+    same(rows_of(tmp_path / "back"), rows_of(config.train.out))
+    # The next steps have the bits of the run that was not altered: bias correction depends on the count of steps.
+    found = []
+    for run in (tmp_path / "run", tmp_path / "back"):
+        train(with_out(config, run), quiet())
+        found.append(rows_of(run))
+    same(*found)
+
+
 def test_eps_of_one_table_is_kept_with_the_state_of_its_rows(tmp_path: Path) -> None:
     config = trained(tmp_path, "ffnn")
     new = tmp_path / "new"
