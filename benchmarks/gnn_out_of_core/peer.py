@@ -17,9 +17,9 @@ from benchmarks.peer_rows import PeerRows
 from rowmill.config import Config, StoreConfig
 from rowmill.gnn import NeighbourSampler, NodeBatch, NodeBatches
 from rowmill.gnn.node_graph import Features, NodeGraph, NodeSplit
-from rowmill.gnn.task import NodeTask
+from rowmill.gnn.task import NodeTask, fill, node_table
 from rowmill.store import Store
-from rowmill.train.rows import open_rows
+from rowmill.train.rows import StoredRows, open_rows
 
 
 def load(rows: PeerRows, shape: Shape) -> None:
@@ -44,7 +44,11 @@ class PeerNodeTask(NodeTask):
     ) -> None:
         nodes = np.arange(tiny.nodes)
         split = NodeSplit(nodes, nodes, nodes)
-        super().__init__(config, tiny, split, store, {}, Console(quiet=True))
+        table = node_table(store, config, tiny, tiny.nodes)
+        if len(table) < tiny.nodes:
+            fill(table, tiny, config)
+        stored = StoredRows(store, [table], Console(quiet=True))
+        super().__init__(config, tiny, split, stored, {})
         self._side = PeerSide(rows, DIM, None)
         self.rows: Any = self._side
         sampler = NeighbourSampler(graph.indptr, graph.indices, fanouts=FANOUTS, seed=shape.seed)

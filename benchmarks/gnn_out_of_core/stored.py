@@ -12,7 +12,7 @@ from benchmarks.training import LoadedTrainer
 from rowmill.config import Config
 from rowmill.gnn.node_graph import Features, NodeGraph, NodeSplit
 from rowmill.gnn.task import NodeTask, feature_table
-from rowmill.train.rows import open_rows
+from rowmill.train.rows import StoredRows, open_rows
 from rowmill.train.run import Trainer
 
 _PUT_ROWS = 65_536
@@ -32,7 +32,7 @@ def training(
         split = NodeSplit(shape.train_nodes(), few, few)
         # All rows are in the store, so the task reads no features.
         graph = replace(graph, features=Features(DIM))
-        task = NodeTask(config, graph, split, store, {}, Console(quiet=True))
+        task = NodeTask(config, graph, split, StoredRows(store, [table], Console(quiet=True)), {})
         trainer = Trainer(config, task)
         with closing(trainer.steps(0)) as steps:
             yield LoadedTrainer(trainer, steps)

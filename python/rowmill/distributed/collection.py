@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rowmill.distributed._exchange.category import category_of
 from rowmill.distributed._exchange.exchange import Exchange, RowsOnWire, check_rows_on_wire
 from rowmill.distributed._exchange.owned_rows import OwnedRows
 from rowmill.distributed._exchange.plan import Asked, LookedUp, Placed, Plan
@@ -19,7 +20,7 @@ from rowmill.errors import InvalidInput
 from rowmill.nn.collection import check_output_dtype
 from rowmill.nn.ragged import RaggedBatch
 from rowmill.nn.stored import StoredModule
-from rowmill.ops.exchange import Bags, recover, weights_backward
+from rowmill.ops.exchange import Bags, Unique, rank_sort, recover, weights_backward
 from rowmill.size import parse_size
 
 if TYPE_CHECKING:
@@ -342,6 +343,24 @@ class ShardedCollection(StoredModule):
         for store in self._plan.stores:
             of_store = {table: mine for table, mine in ids.items() if table.store is store}
             store.lookahead(of_store, steps=steps)
+
+    def kept_here(self, table: Table, ids: Tensor) -> Tensor:
+        """Those of some distinct ids whose rows this rank keeps. Not a collective.
+
+        Args:
+            table: A table of this collection.
+            ids: int64 [N].
+        """
+        placement = self._plan.placements[table]
+        if placement.kind == "replicated":
+            return ids
+        if placement.rank is not None:
+            return ids if placement.rank == self.ranks.rank else ids[:0]
+        counts = torch.tensor([len(ids)], dtype=torch.int32)
+        unique = Unique(ids, counts, torch.empty(0, dtype=torch.int32))
+        of_ranks = rank_sort(unique, [category_of(table.name)], self.ranks.count)
+        sizes: list[int] = of_ranks.counts.numpy().tolist()
+        return torch.split(of_ranks.ids, sizes)[self.ranks.rank]
 
     def exchange_beside(self) -> Exchange:
         """Create another exchange with the same lanes, for another thread. A collective."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import elu, embedding_bag, leaky_relu
 
 from rowmill.gnn.sampler import check_blocks
-from rowmill.nn.dropout import dropout
+from rowmill.nn.dropout import dropout, named_dropout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _SLOPE = 0.2
 """Negative slope of the LeakyReLU in attention, as in the paper."""
+_PLACE_BITS = 24
+"""Names of edges repeat if a target has more edges than this many bits count; they then share random bits."""
 
 
 class GatLayer(nn.Module):
@@ -40,16 +42,21 @@ class GatLayer(nn.Module):
         for weight in (self.linear.weight, self.of_source, self.of_target):
             nn.init.xavier_uniform_(weight)
 
-    def forward(self, vectors: Tensor, block: Block) -> Tensor:
-        """Vectors of the targets per head, `[T, H, W]`."""
+    def forward(self, vectors: Tensor, block: Block, nodes: Tensor | None = None) -> Tensor:
+        """Vectors of the targets per head, `[T, H, W]`. `nodes`: as for `GAT`."""
         mapped = self.linear(vectors).unflatten(1, (self.heads, -1))
         indptr, indices, owners = _with_themselves(block)
         from_source = (mapped * self.of_source).sum(-1)
         to_target = (mapped[: block.targets] * self.of_target).sum(-1)
         scores = leaky_relu(from_source[indices] + to_target[owners], _SLOPE)
-        shares = dropout(
-            _softmax(scores, owners, block.targets), self.attention_dropout, training=self.training
-        )
+        shares = _softmax(scores, owners, block.targets)
+        if nodes is None:
+            shares = dropout(shares, self.attention_dropout, training=self.training)
+        else:
+            # An edge is named by its target and its place in the target's list, which are those of the whole batch.
+            places = torch.arange(len(owners)) - indptr[owners]
+            names = (nodes[owners] << _PLACE_BITS) + places
+            shares = named_dropout(shares, self.attention_dropout, names, training=self.training)
         return _weighted_sums(mapped, indptr, indices, shares)
 
 
@@ -93,15 +100,29 @@ class GAT(nn.Module):
         self.feature_dropout = feature_dropout
         self.dropout = dropout
 
-    def forward(self, vectors: Tensor, blocks: Sequence[Block]) -> Tensor:
-        """Class scores of the seeds, `[seeds, classes]`, from the vectors of the sample's nodes, `[N, D]`, and its blocks."""
+    def forward(
+        self, vectors: Tensor, blocks: Sequence[Block], nodes: Tensor | None = None
+    ) -> Tensor:
+        """Class scores of the seeds, `[seeds, classes]`.
+
+        Args:
+            vectors: The vectors of the sample's nodes, `[N, D]`.
+            blocks: The blocks of the sample.
+            nodes: The nodes of the sample, `[N]`. With them, dropout of a vector or an edge depends on its nodes, and not on
+                the sample, so that ranks with parts of a batch drop what one rank would.
+        """
         check_blocks(vectors, blocks, layers=len(self.layers))
-        vectors = dropout(vectors, self.feature_dropout, training=self.training)
+        vectors = self._drop_out(vectors, self.feature_dropout, nodes)
         *hidden, last = self.layers
         for layer, bias, block in zip(hidden, self.biases, reversed(blocks), strict=False):
-            made = elu(layer(vectors, block).flatten(1) + bias)
-            vectors = dropout(made, self.dropout, training=self.training)
-        return last(vectors, blocks[0]).mean(1) + self.biases[-1]
+            made = elu(layer(vectors, block, nodes).flatten(1) + bias)
+            vectors = self._drop_out(made, self.dropout, nodes)
+        return last(vectors, blocks[0], nodes).mean(1) + self.biases[-1]
+
+    def _drop_out(self, vectors: Tensor, share: float, nodes: Tensor | None) -> Tensor:
+        if nodes is None:
+            return dropout(vectors, share, training=self.training)
+        return named_dropout(vectors, share, nodes[: len(vectors)], training=self.training)
 
 
 def _with_themselves(block: Block) -> tuple[Tensor, Tensor, Tensor]:

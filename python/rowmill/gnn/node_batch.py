@@ -33,11 +33,16 @@ class NodeBatch:
         sample: The neighbourhood; the nodes of the batch are its seeds.
         labels: The classes of the nodes, int64 `[n]`.
         stop: Number of the epoch's next example after this batch.
+        examples: Number of nodes in the batch, of all ranks.
+        share: The part of them that these nodes are. 0 on a rank without nodes of the batch: then its first node stands in,
+            without weight.
     """
 
     sample: Sample
     labels: Tensor
     stop: int
+    examples: int
+    share: float = 1.0
 
     @property
     def nodes(self) -> Tensor:
@@ -50,7 +55,7 @@ class NodeBatch:
         return self.sample.blocks
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.labels) if self.share else 0
 
     @property
     def nbytes(self) -> int:
@@ -69,6 +74,8 @@ class NodeBatches:
         batch: Nodes per batch.
         seed: Seed of the order of nodes.
         threads: Number of threads that sample.
+        rank: With `ranks`, the rank whose part of every batch is wanted. It has the neighbours that the whole batch has.
+        ranks: Number of ranks; None: whole batches.
     """
 
     def __init__(
@@ -80,7 +87,10 @@ class NodeBatches:
         batch: int,
         seed: int = 0,
         threads: int = 1,
+        rank: int = 0,
+        ranks: int | None = None,
     ) -> None:
+        self._rank, self._ranks = rank, ranks
         self._sampler = sampler
         self._nodes = nodes
         self._labels = labels
@@ -104,12 +114,23 @@ class NodeBatches:
     def _batches(self, nodes: NDArray[np.int64], start: int, before: int) -> Iterator[NodeBatch]:
         def draw(first: int) -> NodeBatch:
             stop = min(first + self._batch, len(nodes))
-            chosen = nodes[first:stop]
+            whole = nodes[first:stop]
+            own, share = self._own(len(whole))
+            chosen = whole[own]
             sample = self._sampler.sample(torch.from_numpy(chosen), batch=before + first)
-            return NodeBatch(sample, torch.from_numpy(self._labels[chosen]), stop)
+            labels = torch.from_numpy(self._labels[chosen])
+            return NodeBatch(sample, labels, stop, len(whole), share)
 
         firsts = range(start, len(nodes), self._batch)
         return _in_threads(draw, firsts, self._threads)
+
+    def _own(self, examples: int) -> tuple[slice, float]:
+        """The nodes of a batch that this rank has, and their share; at least one node."""
+        if self._ranks is None:
+            return slice(None), 1.0
+        begin = examples * self._rank // self._ranks
+        end = examples * (self._rank + 1) // self._ranks
+        return (slice(begin, end) if begin < end else slice(0, 1)), (end - begin) / examples
 
 
 def _in_threads(

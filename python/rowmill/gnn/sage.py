@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, relu
 
 from rowmill.gnn.sampler import check_blocks
-from rowmill.nn.dropout import dropout
+from rowmill.nn.dropout import dropout, named_dropout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,14 +73,28 @@ class GraphSAGE(nn.Module):
         self.dropout = dropout
         self.residual = residual
 
-    def forward(self, vectors: Tensor, blocks: Sequence[Block]) -> Tensor:
-        """Class scores of the seeds, `[seeds, classes]`, from the vectors of the sample's nodes, `[N, D]`, and its blocks."""
+    def forward(
+        self, vectors: Tensor, blocks: Sequence[Block], nodes: Tensor | None = None
+    ) -> Tensor:
+        """Class scores of the seeds, `[seeds, classes]`.
+
+        Args:
+            vectors: The vectors of the sample's nodes, `[N, D]`.
+            blocks: The blocks of the sample.
+            nodes: The nodes of the sample, `[N]`. With them, dropout of a vector or an edge depends on its nodes, and not on
+                the sample, so that ranks with parts of a batch drop what one rank would.
+        """
         check_blocks(vectors, blocks, layers=len(self.layers))
-        vectors = dropout(vectors, self.feature_dropout, training=self.training)
+        vectors = self._drop_out(vectors, self.feature_dropout, nodes)
         *hidden, last = self.layers
         for layer, norm, block in zip(hidden, self.norms, reversed(blocks), strict=False):
             made = relu(norm(layer(vectors, block)))
             if self.residual and vectors.shape[1] == made.shape[1]:
                 made = made + vectors[: block.targets]
-            vectors = dropout(made, self.dropout, training=self.training)
+            vectors = self._drop_out(made, self.dropout, nodes)
         return last(vectors, blocks[0])
+
+    def _drop_out(self, vectors: Tensor, share: float, nodes: Tensor | None) -> Tensor:
+        if nodes is None:
+            return dropout(vectors, share, training=self.training)
+        return named_dropout(vectors, share, nodes[: len(vectors)], training=self.training)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rowmill.config.setting import ConfigError
 from rowmill.gnn.task import check_splits
 from rowmill.train.out import run_folder
+from rowmill.train.ranks import started_ranks
 from rowmill.train.replacement import Replacement
 from rowmill.train.run import train
 
@@ -39,6 +40,11 @@ def train_splits(config: Config, console: Console) -> dict[str, Any]:
             raise ConfigError(
                 f"{name} does not work with gnn.splits = {config.gnn.splits}, which makes several runs: remove {name}"
             )
+    if started_ranks() is not None:
+        raise ConfigError(
+            f"gnn.splits = {config.gnn.splits} does not work with many ranks: start the command without torchrun, or run one "
+            "split at a time with --split"
+        )
     # The folders of all splits are checked before the first run starts.
     with run_folder(config) as folder:
         check_splits(config, console)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from rowmill.train.rows import StoredRows, new_table, open_rows
 from rowmill.train.task import announced, check_task
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
     from rowmill.config.config import Config
     from rowmill.gnn import NodeBatch
-    from rowmill.gnn.node_graph import Features, NodeGraph, NodeSplit
+    from rowmill.gnn.metrics import NodeMetricsOfAllRanks
+    from rowmill.gnn.node_graph import NodeGraph, NodeSplit
     from rowmill.store.store import Store
     from rowmill.store.tables import Table
 
@@ -71,10 +72,13 @@ class NewGraph:
     It is a `rowmill.train.state.Change`.
     """
 
-    columns_before: ClassVar[dict[str, Any]] = {}
-
     def __init__(self, nodes_before: int, nodes: int) -> None:
         self._nodes = (nodes_before, nodes)
+
+    @property
+    def columns_before(self) -> dict[str, Any]:
+        """Empty: a graph has no columns."""
+        return {}
 
     def __str__(self) -> str:
         before, now = self._nodes
@@ -97,29 +101,24 @@ class NodeTask:
         config: Config,
         graph: NodeGraph,
         split: NodeSplit,
-        store: Store,
+        rows: StoredRows,
         identity: dict[str, Any],
-        console: Console,
         change: NewGraph | None = None,
         *,
-        nodes: int | None = None,
+        rank: int = 0,
+        ranks: int | None = None,
     ) -> None:
         self.change = change
-        nodes = nodes or graph.nodes
         self.config = config
         self.graph = graph
         self.split = split
         self.identity = identity
-        self.window = NodeMetrics()
+        self.window: NodeMetrics | NodeMetricsOfAllRanks = NodeMetrics()
+        self.rows = rows
+        (self.table,) = rows.tables
         self.embedding = None
-        if graph.features is not None and config.gnn.rows == "features":
-            self.table = feature_table(store, graph.features.dim, nodes, config)
-            if change is not None or len(self.table) < graph.nodes:
-                _fill(self.table, graph.features, graph.nodes, normalize=config.gnn.normalize)
-        else:
-            self.table = new_table(store, config, "nodes", dim=config.model.dim, num_rows=nodes)
-            self.embedding = Embedding(nodes, config.model.dim, table=self.table)
-        self.rows = StoredRows(store, [self.table], console)
+        if not has_feature_rows(config, graph):
+            self.embedding = Embedding(self.table.num_rows, self.table.dim, table=self.table)
         torch.manual_seed(config.train.seed)
         self.model = ChosenModel(build_network(config, self.table.dim, graph.classes))
         self.optimizer = torch.optim.Adam(
@@ -128,6 +127,7 @@ class NodeTask:
             weight_decay=config.gnn.weight_decay,
         )
         settings = config.gnn
+        self._part = (rank, ranks)
         self._batches = _batches_of(
             config,
             graph,
@@ -135,6 +135,7 @@ class NodeTask:
             settings.fanouts,
             config.train.batch,
             replace=settings.replace,
+            part=self._part,
         )
         self.train_rows = len(self._batches)
 
@@ -166,7 +167,8 @@ class NodeTask:
 
     def observe(self, batch: NodeBatch, predicted: Tensor) -> None:
         """Add the scores of a trained batch to the metrics."""
-        self.window.update(predicted, batch.labels)
+        # Without a node that stands in on a rank that has none.
+        self.window.update(predicted[: len(batch)], batch.labels[: len(batch)])
 
     def validates(self, epochs: int) -> bool:
         """Whether to validate after this many epochs: every `gnn.validate_every` epochs and after the last."""
@@ -207,31 +209,44 @@ class NodeTask:
     @torch.no_grad()
     def _measure(self, network: nn.Module, nodes: NDArray[np.int64]) -> dict[str, float | None]:
         """Metrics on some nodes. Each call draws the same samples."""
-        metrics = NodeMetrics()
+        metrics = self._metrics()
         network.eval()
-        ahead = announced(
-            batches_to_test(self.config, self.graph, nodes),
-            lambda batch, steps: self.lookahead(batch, steps=steps),
-            self.config.store,
-        )
-        for batch in ahead:
-            with self.rows.store.forward():
-                vectors = self.table.get(batch.nodes)
-            metrics.update(network(vectors, batch.blocks), batch.labels)
+        for batch in self._announced(
+            batches_to_test(self.config, self.graph, nodes, part=self._part)
+        ):
+            scores = network(self._vectors(batch), batch.blocks)
+            metrics.update(scores[: len(batch)], batch.labels[: len(batch)])
         network.train()
         return metrics.compute()
+
+    def _metrics(self) -> NodeMetrics | NodeMetricsOfAllRanks:
+        return NodeMetrics()
+
+    def _announced(self, batches: Iterator[NodeBatch]) -> Iterator[NodeBatch]:
+        """The batches to test, whose rows are prefetched."""
+        return announced(
+            batches, lambda batch, steps: self.lookahead(batch, steps=steps), self.config.store
+        )
+
+    def _vectors(self, batch: NodeBatch) -> Tensor:
+        """The vectors of the nodes of a batch to test."""
+        with self.rows.store.forward():
+            return self.table.get(batch.nodes)
 
 
 @contextmanager
 def open_nodes(config: Config, console: Console, threads: int) -> Generator[NodeTask]:
     """Read or generate the graph, open the store and build the task of the settings."""
-    graph = _graph(config, console)
+    graph = read_graph(config, console)
     split = split_of(config, graph)
     identity = node_identity(config, graph, split)
     change, nodes = _change(config, graph, identity)
     sizes = {"features": nodes, "nodes": nodes}
     with open_rows(config, threads=threads, identity=identity, sizes=sizes) as store:
-        yield NodeTask(config, graph, split, store, identity, console, change, nodes=nodes)
+        table = node_table(store, config, graph, nodes)
+        if has_feature_rows(config, graph) and (change is not None or len(table) < graph.nodes):
+            fill(table, graph, config)
+        yield NodeTask(config, graph, split, StoredRows(store, [table], console), identity, change)
 
 
 def _change(
@@ -259,19 +274,27 @@ def _change(
 
 def check_splits(config: Config, console: Console) -> None:
     """Raise `DataError` if a split of the settings does not exist, before the first run starts."""
-    graph = _graph(config, console)
+    graph = read_graph(config, console)
     for number in range(config.gnn.split, config.gnn.split + config.gnn.splits):
         split_of(config, graph, number)
 
 
 def batches_to_test(
-    config: Config, graph: NodeGraph, nodes: NDArray[np.int64], *, batch: int | None = None
+    config: Config,
+    graph: NodeGraph,
+    nodes: NDArray[np.int64],
+    *,
+    batch: int | None = None,
+    part: tuple[int, int | None] = (0, None),
 ) -> Iterator[NodeBatch]:
-    """Nodes with their neighbours, as they are tested; each call draws the same samples. `batch`: nodes at once."""
+    """Nodes with their neighbours, as they are tested; each call draws the same samples.
+
+    `batch`: nodes at once. `part`: rank and number of ranks, for the part of one rank of every batch.
+    """
     settings = config.gnn
     fanouts = settings.test_fanouts or (-1,) * len(settings.fanouts)
     size = batch or settings.test_batch
-    return _batches_of(config, graph, nodes, fanouts, size, replace=False).in_order()
+    return _batches_of(config, graph, nodes, fanouts, size, replace=False, part=part).in_order()
 
 
 def _batches_of(
@@ -282,15 +305,27 @@ def _batches_of(
     batch: int,
     *,
     replace: bool,
+    part: tuple[int, int | None],
 ) -> NodeBatches:
     seed, threads = config.train.seed, config.gnn.sample_threads
+    rank, ranks = part
     sampler = NeighbourSampler(
         graph.indptr, graph.indices, fanouts=fanouts, replace=replace, seed=seed
     )
-    return NodeBatches(sampler, nodes, graph.labels, batch=batch, seed=seed, threads=threads)
+    return NodeBatches(
+        sampler,
+        nodes,
+        graph.labels,
+        batch=batch,
+        seed=seed,
+        threads=threads,
+        rank=rank,
+        ranks=ranks,
+    )
 
 
-def _graph(config: Config, console: Console) -> NodeGraph:
+def read_graph(config: Config, console: Console) -> NodeGraph:
+    """Read the graph of the settings, or generate it."""
     path = check_task(
         config, data="the .npz file of the graph", models=_MODELS, what="a graph of nodes"
     )
@@ -342,14 +377,33 @@ def feature_table(store: Store, dim: int, nodes: int, config: Config) -> Table:
     )
 
 
-def _fill(table: Table, features: Features, nodes: int, *, normalize: bool) -> None:
-    """Write the features of all nodes."""
-    for start in range(0, nodes, _FILL_ROWS):
-        stop = min(start + _FILL_ROWS, nodes)
-        rows = features.rows(start, stop)
-        if normalize:
+def has_feature_rows(config: Config, graph: NodeGraph) -> bool:
+    """Whether rows hold the features of nodes, and not learned embeddings."""
+    return graph.features is not None and config.gnn.rows == "features"
+
+
+def node_table(store: Store, config: Config, graph: NodeGraph, nodes: int) -> Table:
+    """The table of the rows of nodes."""
+    if graph.features is not None and config.gnn.rows == "features":
+        return feature_table(store, graph.features.dim, nodes, config)
+    return new_table(store, config, "nodes", dim=config.model.dim, num_rows=nodes)
+
+
+def fill(
+    table: Table,
+    graph: NodeGraph,
+    config: Config,
+    kept: Callable[[Tensor], Tensor] = lambda nodes: nodes,
+) -> None:
+    """Write the features of all nodes, or of those that `kept` returns of some distinct ones."""
+    assert graph.features is not None
+    for start in range(0, graph.nodes, _FILL_ROWS):
+        stop = min(start + _FILL_ROWS, graph.nodes)
+        rows = graph.features.rows(start, stop)
+        if config.gnn.normalize:
             rows /= np.abs(rows).sum(axis=1, keepdims=True).clip(min=1e-12)
-        table.put(np.arange(start, stop), rows)
+        nodes = kept(torch.arange(start, stop))
+        table.put(nodes, rows[nodes.numpy() - start])
 
 
 def build_network(config: Config, dim: int, classes: int) -> nn.Module:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rowmill.distributed import checkpoint_of_ranks, saved_state
 from rowmill.kge.ranking import AnswerRanks
 from rowmill.kge.task import (
     GraphTask,
@@ -42,11 +41,12 @@ if TYPE_CHECKING:
     from rowmill.store.store import Store
     from rowmill.store.tables import Table
     from rowmill.train.on_ranks import OnRanks
-    from rowmill.train.state import Run
 
 
 class RankedGraphRows(RankedRows):
     """Entities and relations in the stores of all ranks."""
+
+    equal_streams = True
 
     def __init__(
         self,
@@ -75,15 +75,6 @@ class RankedGraphRows(RankedRows):
         """The rows of entities and relations, each `[n]`. A collective."""
         found = self.collection(self._asked(entities, relations))
         return self.split(found, len(entities), len(relations))
-
-    def restore(self, run: Run) -> list[str] | None:
-        """Restore `run` from the last checkpoint; its random stream too, which all ranks share, on any number of ranks."""
-        changed = super().restore(run)
-        if changed is not None:
-            folder = self._checkpoint.folder
-            manifest, _ = checkpoint_of_ranks(folder, None)
-            torch.set_rng_state(saved_state(folder, manifest)["random"][0])
-        return changed
 
     def _asked(self, entities: Tensor, relations: Tensor) -> RaggedBatch:
         # A sample is one entity and one relation. The shorter list is padded with empty bags.

@@ -12,6 +12,8 @@ from torch import Tensor
 
 _LEVELS = 1 << 16
 _PER_WORD = 4
+_STEP = -0x61C8864680B583EB
+"""The odd number of SplitMix64, 0x9E3779B97F4A7C15, as a signed one."""
 
 
 def dropout(
@@ -43,3 +45,35 @@ def dropout(
         levels = levels[rows]
     kept = levels >= left_out - _LEVELS // 2
     return (weights * kept).mul_(_LEVELS / (_LEVELS - left_out))
+
+
+def named_dropout(weights: Tensor, share: float, names: Tensor, *, training: bool = True) -> Tensor:
+    """Dropout whose random bits depend on the names of rows, and not on their order or on the other rows.
+
+    Ranks with equal random streams, each with some of the rows of a batch, drop what one rank with all rows would.
+
+    Args:
+        weights: As in `dropout`; the first dimension is that of the rows.
+        share: As in `dropout`.
+        names: int64, a number per row.
+        training: As in `dropout`.
+    """
+    left_out = min(round(share * _LEVELS), _LEVELS - 1)
+    if left_out == 0 or not training:
+        return weights
+    key = int(torch.empty((), dtype=torch.int64).random_(-(1 << 63), None))
+    width = weights[0].numel() if len(weights) else 0
+    words = torch.arange(-(-width // _PER_WORD)) * _STEP
+    of_rows = _mixed(names + key)[:, None]
+    levels = _mixed(of_rows + words).view(torch.int16)[:, :width].reshape(weights.shape)
+    kept = levels >= left_out - _LEVELS // 2
+    return (weights * kept).mul_(_LEVELS / (_LEVELS - left_out))
+
+
+def _mixed(words: Tensor) -> Tensor:
+    """SplitMix64's hash of 64-bit words (Steele et al. 2014)."""
+    words = words * _STEP
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        # torch shifts int64 arithmetically: the mask clears the copies of the sign.
+        words = (words ^ ((words >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return words ^ ((words >> 31) & ((1 << 33) - 1))

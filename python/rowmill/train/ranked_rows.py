@@ -5,11 +5,17 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from rowmill.distributed import Checkpoint, Pipeline, ShardedCollection
+from rowmill.distributed import (
+    Checkpoint,
+    Pipeline,
+    ShardedCollection,
+    checkpoint_of_ranks,
+    saved_state,
+)
 from rowmill.train.backend import CPU, device_name
 from rowmill.train.folder import ranks_folder
 from rowmill.train.out import remember_begun
@@ -39,7 +45,11 @@ class RankedRows(StoredRows, ABC):
 
     Attributes:
         collection: Looks up rows of all ranks.
+        equal_streams: Whether the random streams of torch are equal on all ranks, so that a run on another number of ranks
+            resumes with the saved one.
     """
+
+    equal_streams: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -119,6 +129,10 @@ class RankedRows(StoredRows, ABC):
         said = self._checkpoint.restore(run.model, run.optimizer, adapted=adapted)
         if said is None:
             return None
+        if self.equal_streams:
+            folder = self._checkpoint.folder
+            manifest, _ = checkpoint_of_ranks(folder, None)
+            torch.set_rng_state(saved_state(folder, manifest)["random"][0])
         changed = run.go_on(said)
         self._begun = run.state.step
         return changed

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rowmill.config.setting import ConfigError
 from rowmill.errors import InvalidInput, RowmillError
 from rowmill.train.follow import follow
 from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes, step_threads
@@ -76,6 +75,7 @@ _TASKS = {
 _RANKED_TASKS = {
     "ctr": "rowmill.ctr.ranked_task:open_ranked_clicks",
     "kge": "rowmill.kge.ranked_task:open_ranked_graph",
+    "gnn": "rowmill.gnn.ranked_task:open_ranked_nodes",
 }
 """As `_TASKS`, under torchrun."""
 _LOOKAHEAD_OF_RANKS = 4
@@ -197,12 +197,8 @@ def task_opener(
     config: Config,
 ) -> Callable[[Config, Console, int], AbstractContextManager[Task]]:
     """The function that opens the task of the settings: called with settings, console and number of threads."""
-    name, alone = config.train.task, started_ranks() is None
-    if not alone and name not in _RANKED_TASKS:
-        raise ConfigError(
-            f"train.task = {name!r} does not work with many ranks: start the command without torchrun"
-        )
-    return resolve_name((_TASKS if alone else _RANKED_TASKS)[name])
+    tasks = _TASKS if started_ranks() is None else _RANKED_TASKS
+    return resolve_name(tasks[config.train.task])
 
 
 class Trainer:

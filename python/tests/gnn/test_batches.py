@@ -14,13 +14,22 @@ from rowmill.gnn import NeighbourSampler, NodeBatch, NodeBatches, Sample
 NODES = 300
 
 
-def make(threads: int = 1, seed: int = 0, batch: int = 16) -> NodeBatches:
+def make(
+    threads: int = 1, seed: int = 0, batch: int = 16, rank: int = 0, ranks: int | None = None
+) -> NodeBatches:
     random = np.random.default_rng(0)
     indptr = np.arange(NODES + 1) * 8
     sampler = NeighbourSampler(indptr, random.integers(0, NODES, 8 * NODES), fanouts=[3, 3])
     labels = np.arange(NODES) % 7
     return NodeBatches(
-        sampler, np.arange(0, NODES, 3), labels, batch=batch, seed=seed, threads=threads
+        sampler,
+        np.arange(0, NODES, 3),
+        labels,
+        batch=batch,
+        seed=seed,
+        threads=threads,
+        rank=rank,
+        ranks=ranks,
     )
 
 
@@ -104,3 +113,32 @@ def test_errors_in_sampling_threads_are_raised_in_the_loop() -> None:
     batches = NodeBatches(sampler, np.array([0]), np.array([0]), batch=1)
     with pytest.raises(InvalidInput, match=r"indices\[0\] = 3"):
         list(batches.epoch(0))
+
+
+def neighbours_of(batch: NodeBatch) -> dict[int, list[list[int]]]:
+    """For each node of a batch, the neighbours drawn for it in the first layer, and theirs in the second."""
+    found: dict[int, list[list[int]]] = {}
+    first, second = batch.blocks
+    for target, node in enumerate(batch.nodes[: len(batch)].tolist()):
+        drawn = first.indices[first.indptr[target] : first.indptr[target + 1]]
+        lists = [second.indices[second.indptr[n] : second.indptr[n + 1]] for n in drawn]
+        found[node] = [batch.nodes[places].tolist() for places in [drawn, *lists]]
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5])
+def test_parts_of_all_ranks_are_the_batches_of_one_process_with_their_neighbours(
+    ranks: int,
+) -> None:
+    """The last batch has four nodes, so that one of five ranks has none: a stand-in without weight."""
+    parts = [list(make(rank=rank, ranks=ranks).epoch(2)) for rank in range(ranks)]
+    for batch, *of_ranks in zip(make().epoch(2), *parts, strict=True):
+        found: dict[int, list[list[int]]] = {}
+        for part in of_ranks:
+            assert (part.stop, part.examples) == (batch.stop, len(batch))
+            assert part.share == len(part) / len(batch)
+            assert len(part.labels) == max(len(part), 1)
+            found |= neighbours_of(part)
+        assert list(found) == batch.nodes[: len(batch)].tolist()
+        assert found == neighbours_of(batch)
+    assert sum(part.share == 0 for of_rank in parts for part in of_rank) == (ranks == 5)

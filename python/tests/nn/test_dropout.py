@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rowmill.nn.dropout import dropout
+from rowmill.nn.dropout import dropout, named_dropout
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
@@ -61,3 +61,24 @@ def test_some_rows_of_a_matrix_are_dropped_as_in_the_matrix() -> None:
     torch.manual_seed(5)
     some = [dropout(weights[rows], 0.4, rows=rows, of=11) for _ in range(2)]
     assert all(torch.equal(a, b[rows]) for a, b in zip(some, whole, strict=True))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_named_dropout_is_random_and_depends_on_names_alone(share: float) -> None:
+    torch.manual_seed(1)
+    names = torch.tensor([5, -7, 1 << 40, 6, 0, 1])
+    dropped = torch.stack([named_dropout(torch.ones(6, 7), share, names) for _ in range(4_000)])
+    rates = (dropped == 0).float().mean(dim=0)
+    assert rates.min() > share - 0.05
+    assert rates.max() < share + 0.05
+    assert dropped.mean().item() == pytest.approx(1.0, abs=0.05)
+    correlation = torch.corrcoef(dropped.reshape(4_000, -1).T)
+    assert (correlation - torch.eye(42)).abs().max() < 0.1
+
+    weights = torch.randn(6, 7)
+    torch.manual_seed(2)
+    whole = named_dropout(weights, share, names)
+    some = torch.tensor([4, 1])
+    torch.manual_seed(2)
+    assert torch.equal(named_dropout(weights[some], share, names[some]), whole[some])
+    assert named_dropout(weights, share, names, training=False) is weights
