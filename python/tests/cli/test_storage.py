@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 import rowmill
+from python.tests.distributed.elastic import Run
 from python.tests.small_disk import small_disk
 
 if TYPE_CHECKING:
@@ -160,6 +162,22 @@ def test_a_store_is_planned_filled_shown_and_followed(run: Path, tmp_path: Path)
         assert "no subsystem of this name" in refused.stderr
 
 
+def test_the_stores_of_a_run_of_many_ranks_are_merged(tmp_path: Path) -> None:
+    # Each of two ranks writes 10,000 rows, whose weights are the number of the row.
+    Run("fill", tmp_path, count=2, rows=10_000).results()
+    config = tmp_path / "node.toml"
+    config.write_text(_FILLED.format(folder="node"))
+    with _node(config) as (_, ready):
+        (url,) = ready["ready"]
+        filled = _storage("fill", tmp_path / "run", url)
+        assert filled.returncode == 0, filled.stderr
+        assert "filled 1 tables with 20,000 rows" in filled.stdout
+        ids = torch.arange(0, 20_000, 7)
+        with rowmill.open(url) as rows:
+            found = rows.open_table("t").get(ids)
+        assert torch.equal(found, ids[:, None].float().expand(-1, 128))
+
+
 def test_stores_of_many_ranks_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "CHECKPOINT").write_text("")
     found = _storage("follow", tmp_path, "nvme+tcp://127.0.0.1:1/nqn.2014-08.x")
@@ -188,6 +206,23 @@ def test_a_fill_that_finds_the_disk_full_changes_nothing(
             status = _storage("status", url)
             assert "items" in status.stdout, "the tables from before are served"
             assert _storage("fill", run, url).returncode == 0, "the space is free again"
+
+
+def test_the_unit_of_systemd_is_valid(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed")
+    # The unit's program must exist to be verified.
+    text = (Path(__file__).parents[3] / "deploy/rowmill-storage.service").read_text()
+    assert "ExecStart=/opt/rowmill/bin/rowmill storage serve --config" in text
+    unit = tmp_path / "rowmill-storage.service"
+    unit.write_text(text.replace("/opt/rowmill/bin/rowmill", sys.executable))
+    found = subprocess.run(
+        [analyze, "verify", unit], capture_output=True, text=True, timeout=60, check=False
+    )
+    # Other units of this machine may have warnings of their own.
+    own = [line for line in found.stderr.splitlines() if "rowmill" in line]
+    assert (found.returncode, own) == (0, []), found.stderr
 
 
 @pytest.mark.slow

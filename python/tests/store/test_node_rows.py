@@ -197,6 +197,22 @@ def test_a_host_proves_its_key(folder: Path, tmp_path: Path) -> None:
             rowmill.open(url)
 
 
+def test_a_node_proves_its_key_to_a_host_that_asks(folder: Path, tmp_path: Path) -> None:
+    def access(node_key: str) -> Path:
+        return access_file(tmp_path / "access", KEY, node_key=node_key)
+
+    with serving(folder, tmp_path / "node", with_key=True, own_key=OTHER_KEY) as (url, _):
+        with rowmill.open(url, access=access(OTHER_KEY)) as store:
+            assert store.open_table("item").get([1, 2]).shape == (2, 8)
+        with pytest.raises(StorageError, match="the controller did not prove its key"):
+            rowmill.open(url, access=access(KEY))
+    with (
+        serving(folder, tmp_path / "keyless", with_key=True) as (url, _),
+        pytest.raises(StorageError, match="the controller"),
+    ):
+        rowmill.open(url, access=access(OTHER_KEY))
+
+
 def test_lookups_go_on_after_the_node_was_killed(folder: Path, tmp_path: Path) -> None:
     with serving(folder, tmp_path / "node") as (url, _):
         store = rowmill.open(url)
