@@ -48,7 +48,6 @@ BEFORE_PROVENANCE = {
 
 # Results whose commit was rewritten after they were recorded: file -> a commit in the history with the same trees.
 REWRITTEN: dict[str, str] = {
-    "gpu_fragmentation-cluster-h": "4675e3aa07f305c068f654fbfc74f6057a3af042",
     "gpu_fragmentation-trace": "4675e3aa07f305c068f654fbfc74f6057a3af042",
     "gpu_fragmentation-yardstick": "4675e3aa07f305c068f654fbfc74f6057a3af042",
 }
