@@ -19,7 +19,8 @@ def test_the_golden_file_covers_all_datatypes_and_ways_to_ids() -> None:
     kinds = {column["datatype"] for case in cases for column in case["columns"]}
     assert kinds == {"FP32", "FP64", "INT64", "INT32", "INT8", "BYTES"}
     ways = {(case["transform"]["way"]["kind"], case["transform"]["id_base"]) for case in cases}
-    assert ways == {(kind, base) for kind in ("full", "hash", "vocabulary") for base in (10, 16)}
+    expected = {(kind, base) for kind in ("full", "hash", "vocabulary") for base in (10, 16)}
+    assert ways == expected | {("numbered_hash", 10)}
 
 
 def test_logarithms_do_not_depend_on_how_many_are_computed() -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from rowmill.ctr.data import MISSING_ID, FullIds, HashedIds, IdWay, Schema, Vocabulary
+from rowmill.ctr.data.features import hash_features
 from rowmill.partition.plan import dtype_name
 from rowmill.partition.transform import apply_transform, transform_of
 
@@ -176,6 +178,13 @@ def golden() -> list[dict[str, Any]]:
         schema = schema_of(with_histories=with_histories, id_base=id_base)
         for way, texts, once in product(_ways(schema), (False, True), (False, True)):
             found.append(_case(schema, way, texts=texts, once=once, stream=stream))
+    # Of runs whose id columns have changed.
+    for with_histories in (False, True):
+        schema = replace(
+            schema_of(with_histories=with_histories, id_base=10), numbers=(4, 0, 1), columns=()
+        )
+        way = HashedIds(1000, hash_features(schema))
+        found.append(_case(schema, way, texts=False, once=False, stream=stream))
     return found
 
 

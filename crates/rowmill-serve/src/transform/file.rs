@@ -43,6 +43,7 @@ pub(super) struct History {
 pub(super) struct Way {
     kind: String,
     buckets: Option<u64>,
+    numbers: Option<Vec<u64>>,
     values: Option<Vec<Box<[i64]>>>,
 }
 
@@ -86,12 +87,28 @@ impl Way {
     /// When it is unknown or incomplete; names the key and its value.
     pub(super) fn row_ids(self, ids: &[NamedColumn]) -> Result<RowIds, Failure> {
         let wrong = |text: String| Err(Failure::new(Status::Failed, format!("transform.json: way {text}")));
-        match (self.kind.as_str(), self.buckets, self.values) {
-            ("full", ..) => Ok(RowIds::Full),
-            ("hash", Some(buckets), _) if (1..=i64::MAX.cast_unsigned()).contains(&buckets) => {
-                Ok(RowIds::Hash(buckets))
+        let kind = self.kind.as_str();
+        let numbers = match (kind, self.numbers) {
+            ("numbered_hash", Some(numbers)) if numbers.len() == ids.len() => numbers,
+            ("numbered_hash", numbers) => {
+                return wrong(format!(
+                    "needs numbers of {} columns of ids, got {}",
+                    ids.len(),
+                    numbers.map_or(0, |numbers| numbers.len())
+                ));
             }
-            ("hash", buckets, _) => wrong(format!("needs buckets from 1 to 2^63 - 1, got {buckets:?}")),
+            _ => (0..ids.len() as u64).collect(),
+        };
+        match (kind, self.buckets, self.values) {
+            ("full", ..) => Ok(RowIds::Full),
+            ("hash" | "numbered_hash", Some(buckets), _)
+                if (1..=i64::MAX.cast_unsigned()).contains(&buckets) =>
+            {
+                Ok(RowIds::hash(buckets, &numbers))
+            }
+            ("hash" | "numbered_hash", buckets, _) => {
+                wrong(format!("needs buckets from 1 to 2^63 - 1, got {buckets:?}"))
+            }
             ("vocabulary", _, Some(values)) if values.len() == ids.len() => {
                 let mut known = Vec::with_capacity(values.len());
                 for (column, values) in ids.iter().zip(values) {
@@ -109,7 +126,9 @@ impl Way {
                 ids.len(),
                 values.map_or(0, |values| values.len())
             )),
-            (kind, ..) => wrong(format!("is {kind:?}, must be \"full\", \"hash\" or \"vocabulary\"")),
+            (kind, ..) => {
+                wrong(format!("is {kind:?}, must be \"full\", \"hash\", \"numbered_hash\" or \"vocabulary\""))
+            }
         }
     }
 }

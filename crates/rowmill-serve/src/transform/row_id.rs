@@ -10,8 +10,12 @@ const FIRST_IN_VOCABULARY: i64 = 2;
 pub(super) enum RowIds {
     /// The raw id.
     Full,
-    /// A hash modulo this number.
-    Hash(u64),
+    /// A hash modulo `buckets`.
+    Hash {
+        buckets: u64,
+        /// What distinguishes equal values of two features, by feature.
+        salts: Box<[u64]>,
+    },
     /// The known values of each feature.
     Vocabulary(Vec<Known>),
 }
@@ -49,11 +53,16 @@ impl Known {
 }
 
 impl RowIds {
+    /// A hash modulo a number of buckets, for features with these numbers.
+    pub(super) fn hash(buckets: u64, numbers: &[u64]) -> Self {
+        Self::Hash { buckets, salts: numbers.iter().map(|number| mix64(number.wrapping_add(1))).collect() }
+    }
+
     /// The row of a missing value, whose raw id is `missing`.
     pub(super) fn of_missing(&self, missing: i64) -> i64 {
         match self {
             Self::Full => missing,
-            Self::Hash(buckets) => buckets.cast_signed(),
+            Self::Hash { buckets, .. } => buckets.cast_signed(),
             Self::Vocabulary(_) => MISSING_IN_VOCABULARY,
         }
     }
@@ -62,9 +71,8 @@ impl RowIds {
     pub(super) fn of(&self, feature: usize, raw: i64) -> i64 {
         match self {
             Self::Full => raw,
-            Self::Hash(buckets) => {
-                let salt = mix64(feature as u64 + 1);
-                (mix64(raw.cast_unsigned() ^ salt) % buckets).cast_signed()
+            Self::Hash { buckets, salts } => {
+                (mix64(raw.cast_unsigned() ^ salts[feature]) % buckets).cast_signed()
             }
             Self::Vocabulary(known) => {
                 known[feature].position(raw).map_or(OUT_OF_VOCABULARY, |at| at + FIRST_IN_VOCABULARY)

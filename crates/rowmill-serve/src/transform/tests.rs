@@ -190,6 +190,12 @@ fn files_that_are_no_transforms_are_refused_with_the_key() {
         (&right, "/way/kind", json!("bag"), "way is \"bag\""),
         (&right, "/way", json!({"kind": "hash", "buckets": 0}), "buckets from 1 to 2^63 - 1, got Some(0)"),
         (&right, "/way", json!({"kind": "hash"}), "got None"),
+        (
+            &right,
+            "/way",
+            json!({"kind": "numbered_hash", "buckets": 9}),
+            "needs numbers of 3 columns of ids, got 0",
+        ),
         (&right, "/way", json!({"kind": "vocabulary"}), "needs values of 3 columns of ids, got those of 0"),
         (&with_words, "/way/values/0/1", with_words["way"]["values"][0][0].clone(), "of \"user\" twice"),
         (&with_lists, "/histories/1/places", json!(9), "history \"visited\" has 9 places"),
