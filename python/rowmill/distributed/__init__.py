@@ -29,6 +29,15 @@ from rowmill.distributed._liveness.watch import Watch
 from rowmill.distributed.collection import Prepared, ShardedCollection
 from rowmill.distributed.pipeline import Pipeline
 from rowmill.distributed.placement import PLACEMENTS, PlacementKind
+from rowmill.distributed.plan import (
+    PlacementPlan,
+    Room,
+    Speeds,
+    TableLoad,
+    plan_of_ranks,
+    plan_placements,
+    table_loads,
+)
 from rowmill.distributed.ranks import Ranks
 from rowmill.distributed.row_cache import CacheUse, RowCache
 from rowmill.distributed.strategy import STRATEGIES, Strategy
@@ -42,18 +51,25 @@ __all__ = [
     "Manifest",
     "Pipeline",
     "PlacementKind",
+    "PlacementPlan",
     "Prepared",
     "Ranks",
+    "Room",
     "RowCache",
     "RowsOnWire",
     "ShardedCollection",
+    "Speeds",
     "Strategy",
+    "TableLoad",
     "Traffic",
     "Watch",
     "checkpoint_of_ranks",
     "drop_version_of_ranks",
+    "plan_of_ranks",
+    "plan_placements",
     "rollback_ranks",
     "saved_state",
+    "table_loads",
     "take_lock",
     "versions_of_ranks",
     "write_durable",

@@ -9,7 +9,7 @@ import torch
 import rowmill
 from python.tests.distributed.tables import batch_of, open_tables, part_of
 from rowmill import RaggedBatch
-from rowmill.distributed import Ranks, ShardedCollection
+from rowmill.distributed import Ranks, Room, ShardedCollection, plan_of_ranks
 from rowmill.errors import InvalidInput
 from rowmill.nn import Feature
 
@@ -66,4 +66,52 @@ def placed_weights(ranks: Ranks, folder: Path) -> dict[str, Any]:
             except InvalidInput as error:
                 found["refused"] = str(error)
         store.close()
+    return found
+
+
+def planned_bags(
+    ranks: Ranks, folder: Path, tables: int, dim: int, ids: int, samples: int
+) -> dict[str, Any]:
+    """A step with planned placements, one with the same fixed by hand, and two plans that are refused."""
+    random = torch.Generator().manual_seed(ranks.rank)
+    values = torch.randint(1000, (tables * samples * ids,), generator=random)
+    names = tuple(f"t{n}" for n in range(tables))
+    batch = RaggedBatch(names, values, torch.arange(0, len(values) + 1, ids))
+    sgd = rowmill.optim.SGD(lr=0.1)
+
+    def opened(of: str) -> tuple[Any, list[Feature]]:
+        store = rowmill.open(folder / of / f"store-{ranks.rank}", memory="64MiB", threads=1, seed=7)
+        made = [store.table(name, dim=dim, optimizer=sgd, num_rows=1000) for name in names]
+        return store, [Feature(table.name, table) for table in made]
+
+    store, features = opened("planned")
+    plan = plan_of_ranks(features, [batch], ranks=ranks)
+    refusals: list[str] = []
+    for fixed, room in (
+        (("rows", "pooled")[ranks.rank], None),
+        (None, (None, Room(disk_bytes=1))[ranks.rank]),
+    ):
+        try:
+            plan_of_ranks(features, [batch], ranks=ranks, fixed=fixed, room=room)
+        except InvalidInput as error:
+            refusals.append(str(error))
+    found: dict[str, Any] = {
+        "placement": plan.placement,
+        "bytes": sum(choice.bytes[choice.placement.kind] for choice in plan.choices),
+        "refused": refusals[0],
+        "short": refusals[1],
+    }
+    collection = ShardedCollection(features, ranks=ranks, placement=plan.placement)
+    vectors = collection(batch)
+    vectors.sum().backward()
+    found["vectors"] = vectors.flatten().tolist()
+    found["sent"] = {str(leg): count for leg, count in collection.traffic.bytes_sent.items()}
+    store.close()
+
+    store, features = opened("fixed")
+    by_hand = ",".join(f"{name}={of}" for name, of in plan.placement.items())
+    vectors = ShardedCollection(features, ranks=ranks, placement=by_hand)(batch)
+    vectors.sum().backward()
+    found["vectors_fixed"] = vectors.flatten().tolist()
+    store.close()
     return found

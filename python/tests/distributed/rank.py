@@ -21,7 +21,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 import rowmill
-from python.tests.distributed.placed import bags, placed_weights
+from python.tests.distributed.placed import bags, placed_weights, planned_bags
 from python.tests.distributed.tables import (
     batch_of,
     counts_of,
@@ -542,6 +542,7 @@ JOBS = {
     "external": external,
     "bags": bags,
     "placed_weights": placed_weights,
+    "planned_bags": planned_bags,
     "wrong": wrong,
     "wrong_ahead": wrong_ahead,
     "evaluated_ahead": evaluated_ahead,
