@@ -12,17 +12,20 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/component-base/metrics"
+	resourceslicetracker "k8s.io/dynamic-resource-allocation/resourceslice/tracker"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/backend/cache"
 	"k8s.io/kubernetes/pkg/scheduler/backend/queue"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/defaultbinder"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/dynamicresources"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/queuesort"
 	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
 	schedulermetrics "k8s.io/kubernetes/pkg/scheduler/metrics"
 	schedulertesting "k8s.io/kubernetes/pkg/scheduler/testing"
 	frameworktesting "k8s.io/kubernetes/pkg/scheduler/testing/framework"
+	"k8s.io/kubernetes/pkg/scheduler/util/assumecache"
 
 	"rowmill.io/scheduler/placement/kube"
 )
@@ -36,6 +39,7 @@ type fixture struct {
 	snapshot *cache.Snapshot
 	nodes    []*v1.Node
 	registry metrics.KubeRegistry
+	devices  fwk.SharedDRAManager
 	// activated receives the pods that the plugin wants to be tried again.
 	activated chan string
 }
@@ -86,6 +90,14 @@ func newFixture(t *testing.T, args string, nodes []*v1.Node, more ...runtime.Obj
 	client := fake.NewClientset(objects...)
 	factory := informers.NewSharedInformerFactory(client, 0)
 	f.snapshot = cache.NewSnapshot(pods, nodes)
+	claims := assumecache.NewAssumeCache(klog.FromContext(ctx), factory.Resource().V1().ResourceClaims().Informer(), "ResourceClaim", "", nil)
+	slices, err := resourceslicetracker.StartTracker(ctx, resourceslicetracker.Options{
+		EnableConsumableCapacity: true, SliceInformer: factory.Resource().V1().ResourceSlices(), KubeClient: client,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.devices = dynamicresources.NewDRAManager(ctx, claims, slices, factory)
 	schedulermetrics.Register()
 	waiting := queue.NewTestQueueWithInformerFactory(ctx, nil, factory)
 	build := NewFactory(f.registry.MustRegister)
@@ -96,18 +108,19 @@ func newFixture(t *testing.T, args string, nodes []*v1.Node, more ...runtime.Obj
 		}
 		return built, err
 	}
-	var err error
 	f.fwk, err = frameworktesting.NewFramework(ctx, []frameworktesting.RegisterPluginFunc{
 		frameworktesting.RegisterQueueSortPlugin(queuesort.Name, queuesort.New),
 		frameworktesting.RegisterBindPlugin(defaultbinder.Name, defaultbinder.New),
 		frameworktesting.RegisterPluginAsExtensions(Name, withArgs, "PreFilter", "Filter", "PostFilter", "PreScore", "Score", "Reserve"),
 	}, "test",
 		frameworkruntime.WithClientSet(client), frameworkruntime.WithInformerFactory(factory), frameworkruntime.WithSnapshotSharedLister(f.snapshot),
-		frameworkruntime.WithPodNominator(waiting), frameworkruntime.WithPodActivator(f))
+		frameworkruntime.WithPodNominator(waiting), frameworkruntime.WithPodActivator(f),
+		frameworkruntime.WithSharedDRAManager(f.devices))
 	if err != nil {
 		t.Fatal(err)
 	}
 	factory.Start(ctx.Done())
+	factory.WaitForCacheSync(ctx.Done())
 	if err := f.plugin.synced(ctx); err != nil {
 		t.Fatal(err)
 	}

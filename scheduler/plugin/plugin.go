@@ -43,6 +43,8 @@ type Plugin struct {
 	// snapshot returns the nodes and pods of the scheduler's current cycle.
 	snapshot func() fwk.SharedLister
 	retries  *retries
+	// distances is nil without Dynamic Resource Allocation.
+	distances *deviceDistances
 }
 
 var _ fwk.Plugin = &Plugin{}
@@ -80,7 +82,8 @@ func NewFactory(register func(...metrics.Registerable)) frameworkruntime.PluginF
 		shared = &Plugin{
 			state: s, metrics: m, synced: waitOnce(synced),
 			nominated: handle.NominatedPodsForNode, snapshot: handle.SnapshotSharedLister,
-			retries: &retries{activate: handle.Activate, logger: s.logger, counts: map[types.UID]int{}},
+			retries:   &retries{activate: handle.Activate, logger: s.logger, counts: map[types.UID]int{}},
+			distances: newDeviceDistances(handle.SharedDRAManager()),
 		}
 		return shared, nil
 	}
@@ -113,8 +116,9 @@ type cycle struct {
 	freed int
 	// assumed grows while the framework asks what would be if pods were gone or nominated pods ran.
 	assumed placement.Change
-	// preference is set by PreScore.
+	// preference and distances are set by PreScore.
 	preference *placement.Preference
+	distances  map[string]int
 }
 
 // Clone copies what AddPod and RemovePod change.

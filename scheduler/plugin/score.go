@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 )
 
@@ -15,8 +16,8 @@ var (
 	_ fwk.ScoreExtensions = &Plugin{}
 )
 
-// PreScore ranks the leaves for the pod.
-func (p *Plugin) PreScore(_ context.Context, state fwk.CycleState, pod *v1.Pod, _ []fwk.NodeInfo) *fwk.Status {
+// PreScore ranks the leaves for the pod, and the nodes below the best leaf by the devices that the pod would get there.
+func (p *Plugin) PreScore(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodes []fwk.NodeInfo) *fwk.Status {
 	if !belongs(pod) {
 		return fwk.NewStatus(fwk.Skip)
 	}
@@ -26,9 +27,34 @@ func (p *Plugin) PreScore(_ context.Context, state fwk.CycleState, pod *v1.Pod, 
 	}
 	// The ranking refreshes cached bounds of the cluster, so a read lock does not suffice.
 	p.state.mu.Lock()
-	defer p.state.mu.Unlock()
 	c.preference = c.question.Prefer()
+	p.state.mu.Unlock()
+	if len(pod.Spec.ResourceClaims) == 0 || p.distances == nil {
+		return nil
+	}
+	var err error
+	if c.distances, err = p.distances.byNode(ctx, pod, p.best(c, nodes)); err != nil {
+		// A score is a preference, so the pod is placed without it.
+		p.state.logger.V(2).Info("Nodes are not ranked by the distance of devices", "pod", klog.KObj(pod), "reason", err)
+	}
 	return nil
+}
+
+// best returns the nodes below the best leaf.
+func (p *Plugin) best(c *cycle, nodes []fwk.NodeInfo) []*v1.Node {
+	p.state.mu.RLock()
+	defer p.state.mu.RUnlock()
+	var best []*v1.Node
+	least := 0
+	for _, info := range nodes {
+		switch rank := c.preference.Rank(info.Node().Name); {
+		case len(best) == 0 || rank < least:
+			best, least = append(best[:0], info.Node()), rank
+		case rank == least:
+			best = append(best, info.Node())
+		}
+	}
+	return best
 }
 
 // Score returns the negative rank of a node; NormalizeScore maps it to the range of scores.
@@ -39,7 +65,8 @@ func (p *Plugin) Score(_ context.Context, state fwk.CycleState, _ *v1.Pod, node 
 	}
 	p.state.mu.RLock()
 	defer p.state.mu.RUnlock()
-	return -int64(c.preference.Rank(node.Node().Name)), nil
+	name := node.Node().Name
+	return -int64(c.preference.Rank(name)*(distanceMost+1) + c.distances[name]), nil
 }
 
 // ScoreExtensions returns the plugin.
