@@ -112,7 +112,7 @@ test-wheel: wheel ## Install the wheel into a clean environment with the newest 
 	$(VENV)/bin/pytest $(WHEEL_TESTS)
 
 .PHONY: test-long
-test-long: setup wheel sanitize lint-scheduler ## Run the long forms of tests: 50 kills, new simulations and fuzzing, more threads, older versions of torch, the address sanitizer
+test-long: setup wheel sanitize lint-scheduler race-scheduler ## Run the long forms of tests: 50 kills, new simulations and fuzzing, more threads, older versions of torch, the address sanitizer, the race detector
 	ROWMILL_SIM_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test simulation every -- --nocapture
 	ROWMILL_FUZZ_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test fuzz --test mutations -- --nocapture
 	ROWMILL_TEST_LONG=1 cargo test $(CARGO_TESTS) --test model --test history --test crash --test threads --test fill
@@ -234,6 +234,21 @@ test-scheduler: kube ## Check format and lints of the scheduler, and run its tes
 lint-scheduler: $(GO)
 	$(INSTALL_GO_TOOLS)
 	for module in $(GO_MODULES); do $(STATICCHECK); done
+
+# The race detector needs cgo, so a C compiler. With it, Kubernetes is compiled a second time, which takes minutes.
+GO_RACED := placement plugin
+
+.PHONY: race-scheduler
+race-scheduler: $(GO) ## Run the tests of scheduler/placement and scheduler/plugin under the race detector, if there is a C compiler
+	@if [ "$$($(GO) env CGO_ENABLED)" != 1 ] || ! command -v "$$($(GO) env CC)" >/dev/null; then \
+		echo "race-scheduler: skipped: the race detector needs a C compiler (Debian package gcc)"; \
+	else \
+		for module in $(GO_RACED); do (cd scheduler/$$module && $(GO) test -race ./...); done; \
+	fi
+
+.PHONY: placement
+placement: $(GO) ## Compile the command rowmill-placement into .tools/bin
+	cd scheduler/placement && $(GO) build -o $(CURDIR)/.tools/bin/rowmill-placement ./cmd/rowmill-placement
 
 .PHONY: placement-study
 placement-study: setup $(GO) ## Measure stranded GPUs before and after splitting services; results go to out/placement
