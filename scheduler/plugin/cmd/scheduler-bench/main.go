@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -41,7 +42,7 @@ type result struct {
 func main() {
 	var size size
 	variant := flag.String("variant", "plugin", "none, plugin or affinity")
-	configuration := flag.String("config", "", "configuration of the scheduler with the plugin")
+	configuration := flag.String("config", "", "file with the configuration of the scheduler, for the variant plugin")
 	flag.IntVar(&size.nodes, "nodes", 5000, "nodes")
 	flag.IntVar(&size.bound, "bound", 18000, "pods that are bound before the run")
 	flag.IntVar(&size.pods, "pods", 2000, "pods to place")
@@ -57,6 +58,14 @@ func main() {
 }
 
 func run(ctx context.Context, variant, configuration string, size size) (*result, error) {
+	switch {
+	case !slices.Contains([]string{"none", "plugin", "affinity"}, variant):
+		return nil, fmt.Errorf("-variant must be none, plugin or affinity, got %q", variant)
+	case variant == "plugin" && configuration == "":
+		return nil, fmt.Errorf("-variant plugin needs -config, for example examples/scheduler/rowmill-scheduler.yaml")
+	case size.nodes < 1 || size.bound < 0 || size.pods < 1:
+		return nil, fmt.Errorf("-nodes and -pods must be >= 1 and -bound >= 0, got %d, %d and %d", size.nodes, size.pods, size.bound)
+	}
 	ctx, cancel := context.WithTimeout(ctx, bindLimit)
 	defer cancel()
 	// Watches of the fake API panic if a reader falls behind by more than this.
