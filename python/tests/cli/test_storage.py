@@ -162,6 +162,28 @@ def test_a_store_is_planned_filled_shown_and_followed(run: Path, tmp_path: Path)
         assert "no subsystem of this name" in refused.stderr
 
 
+def test_a_pushed_checkpoint_is_filled(run: Path, tmp_path: Path) -> None:
+    pushed = (tmp_path / "pushed").as_uri()
+    with rowmill.open(run, memory="16MiB", feed="32MiB") as store:
+        store.push(pushed)
+        # The node gets what was pushed, and not what came after it.
+        expected = store.open_table("users").get(torch.arange(3000))
+        store.open_table("users").put(torch.arange(2000), torch.zeros(2000, 8))
+        store.checkpoint()
+    config = tmp_path / "node.toml"
+    config.write_text(_FILLED.format(folder="node"))
+    with _node(config) as (_, ready):
+        (url,) = ready["ready"]
+        filled = _storage("fill", pushed, url)
+        assert filled.returncode == 0, filled.stderr
+        assert "filled 2 tables with 2,000 rows" in filled.stdout
+        with rowmill.open(url) as rows:
+            assert torch.equal(rows.open_table("users").get(torch.arange(3000)), expected)
+        absent = _storage("fill", (tmp_path / "absent").as_uri(), url)
+        assert absent.returncode != 0
+        assert "absent" in absent.stderr
+
+
 def test_the_stores_of_a_run_of_many_ranks_are_merged(tmp_path: Path) -> None:
     # Each of two ranks writes 10,000 rows, whose weights are the number of the row.
     Run("fill", tmp_path, count=2, rows=10_000).results()
