@@ -16,6 +16,7 @@ from rowmill.conversion.tagged import tagged_optimizer
 from rowmill.errors import InvalidInput
 from rowmill.integrations.torchrec import KeyedBags, KeyedRows
 from rowmill.integrations.torchrec.collections import (
+    KeyedCollection,
     collections_of,
     keyed_twin,
     matches,
@@ -31,11 +32,16 @@ from rowmill.store.store import open as open_store
 if TYPE_CHECKING:
     import os
 
+    from rowmill.distributed import Ranks
+    from rowmill.distributed.placement import PlacementSetting
     from rowmill.init import Initializer
     from rowmill.optim.specs import OptimizerSpec
     from rowmill.store.tables import Dtype, Table
 
 _Source = nn.Embedding | nn.EmbeddingBag
+
+
+_Found = tuple[dict[str, KeyedCollection], dict[str, _Source], "tuple[TablePlan, ...]"]
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,8 @@ def convert(
     prefix: str = "",
     reuse: bool = False,
     dry_run: bool = False,
+    ranks: Ranks | None = None,
+    placement: PlacementSetting | None = None,
 ) -> Conversion:
     """Replace every `nn.Embedding` and `nn.EmbeddingBag` of a model with its stored counterpart, in place.
 
@@ -129,8 +137,9 @@ def convert(
     meta device (`with torch.device("meta")`) has no weights to copy: its rows are created on first use. Use it to
     build a model larger than memory. All modules are checked before any is changed.
 
-    With several ranks in the process group this raises, because every rank would train rows of its own.
-    `rowmill.distributed.ShardedCollection` shards rows over ranks.
+    With `ranks`, rows are sharded over the ranks, and each replacement is a module of `rowmill.conversion.sharded_modules`. All
+    ranks call `convert` with equal models, each with its own store. Weights are those of rank 0. In a process group of
+    several ranks, convert raises without `ranks`, because every rank would train rows of its own.
 
     Args:
         model: The model. It must not be an embedding itself, which cannot be replaced in place.
@@ -148,6 +157,8 @@ def convert(
         prefix: Prefix of the table names; the rest is the module path.
         reuse: Allow existing tables with rows: keep their rows and copy no weights into them.
         dry_run: Change nothing, only return the plan.
+        ranks: The ranks over which rows are sharded; `store` is then the open store of this rank.
+        placement: With `ranks`, the placements of tables, by table name; see `ShardedCollection`.
 
     Raises:
         InvalidInput: A module cannot be converted; the message gives its path, the reason and the fix.
@@ -161,15 +172,36 @@ def convert(
         1 tables, 31.2 KiB of rows, memory 2.0 GiB
     """
     initializer = init.Normal() if initializer is None else initializer
-    collections = collections_of(model, skip)
-    sources = _sources(model, skip)
-    _refuse_shared(model, sources)
-    if dense_optimizer is not None:
-        _refuse_trained_twice(sources, dense_optimizer)
     budget = store.memory if isinstance(store, Store) else parse_size(memory)
-    plans = _plans(sources, optimizer, dtype, prefix, budget)
+
+    def check() -> tuple[_Found, dict[str, object]]:
+        collections = collections_of(model, skip)
+        sources = _sources(model, skip)
+        _refuse_shared(model, sources)
+        if dense_optimizer is not None:
+            _refuse_trained_twice(sources, dense_optimizer)
+        plans = _plans(sources, optimizer, dtype, prefix, budget)
+        return (collections, sources, plans), {"the modules": list(sources)}
+
+    # A rank that raised alone would leave the others waiting.
+    agree = None if ranks is None or dry_run else ranks.agree
+    collections, sources, plans = check()[0] if agree is None else agree(check, "the model")
     if dry_run:
         return Conversion(plans, budget, store if isinstance(store, Store) else None)
+    if ranks is not None:
+        # Imported here, because one process does not need rowmill.distributed.
+        from rowmill.conversion.sharded import sharded_twins
+
+        def make_tables() -> dict[str, Table]:
+            into = _open_store(store)
+            settings = (into, initializer, staleness_bound, direct_index, reuse)
+            return {plan.path: _made(plan, *settings) for plan in plans}
+
+        twins = sharded_twins(sources, collections, make_tables, ranks, placement)
+        _put_in(model, twins, collections)
+        return Conversion(plans, budget, _open_store(store))
+    if placement is not None:
+        raise InvalidInput(f"placement needs ranks=, got placement={placement!r} without it")
     _refuse_ranks(sources)
     opened = store if isinstance(store, Store) else open_store(store, memory=budget)
     try:
@@ -179,21 +211,38 @@ def convert(
             )
             for plan in plans
         }
-        twins: dict[str, nn.Module] = {
+        replaced: dict[str, nn.Module] = {
             path: keyed_twin(path, collection, tables) for path, collection in collections.items()
         }
         inside = {inner for path, found in collections.items() for inner in found.paths(path)}
         for path in tables.keys() - inside:
-            twins[path] = _twin(sources[path], tables[path])
+            replaced[path] = _twin(sources[path], tables[path])
     except BaseException:
         if not isinstance(store, Store):
             opened.close()
         raise
+    _put_in(model, replaced, collections)
+    return Conversion(plans, budget, opened)
+
+
+def _open_store(store: Store | str | os.PathLike[str]) -> Store:
+    if not isinstance(store, Store):
+        raise InvalidInput(
+            f"store must be an open store of this rank if ranks= is given, got {store!r}: pass "
+            'rowmill.open(f"stores/{ranks.rank}"), or the result of Checkpoint.open()'
+        )
+    return store
+
+
+def _put_in(
+    model: nn.Module,
+    twins: Mapping[str, nn.Module],
+    collections: Mapping[str, KeyedCollection],
+) -> None:
     for path, twin in twins.items():
         _replace(model, path, twin)
     for collection in collections.values():
         collection.forget_weights()
-    return Conversion(plans, budget, opened)
 
 
 def unconvert(model: nn.Module) -> None:
@@ -291,7 +340,7 @@ def _refuse_ranks(sources: Mapping[str, _Source]) -> None:
         raise InvalidInput(
             f"{trained[0]}: convert() in a process group of {dist.get_world_size()} ranks would give each rank its own "
             "rows, which miss the gradients of the other ranks: shard the rows with "
-            "rowmill.distributed.ShardedCollection, or keep the torch embeddings"
+            "ranks=rowmill.distributed.Ranks(), or keep the torch embeddings"
         )
 
 
@@ -362,6 +411,21 @@ def _table(
     direct_index: bool,
     reuse: bool,
 ) -> Table:
+    """The table of a module, with the module's weights if it has no rows."""
+    table = _made(plan, store, initializer, staleness_bound, direct_index, reuse)
+    if len(table) == 0 and not module.weight.is_meta:
+        write_weights(table, module.weight.detach(), plan.num_rows)
+    return table
+
+
+def _made(
+    plan: TablePlan,
+    store: Store,
+    initializer: Initializer,
+    staleness_bound: int | None,
+    direct_index: bool,
+    reuse: bool,
+) -> Table:
     existed = plan.table in store.table_names()
     table = store.table(
         plan.table,
@@ -372,14 +436,11 @@ def _table(
         staleness_bound=staleness_bound,
         num_rows=plan.num_rows if direct_index else None,
     )
-    if existed and len(table) > 0:
-        if not reuse:
-            raise InvalidInput(
-                f"{plan.path}: table {plan.table!r} of {store} already holds {len(table)} rows; pass "
-                "reuse=True to continue training them, or a prefix to create another table"
-            )
-    elif not module.weight.is_meta:
-        write_weights(table, module.weight.detach(), plan.num_rows)
+    if existed and len(table) > 0 and not reuse:
+        raise InvalidInput(
+            f"{plan.path}: table {plan.table!r} of {store} already holds {len(table)} rows; pass "
+            "reuse=True to continue training them, or a prefix to create another table"
+        )
     return table
 
 

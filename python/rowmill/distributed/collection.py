@@ -18,6 +18,7 @@ from rowmill.distributed._exchange.plan import Asked, LookedUp, Placed, Plan
 from rowmill.distributed.row_cache import HeldRows, on
 from rowmill.errors import InvalidInput
 from rowmill.nn.collection import check_output_dtype
+from rowmill.nn.keyed import is_keyed, ragged
 from rowmill.nn.ragged import RaggedBatch
 from rowmill.nn.stored import StoredModule
 from rowmill.ops.exchange import Bags, Unique, rank_sort, recover, weights_backward
@@ -178,11 +179,12 @@ class ShardedCollection(StoredModule):
         """Report every later collective to this meter."""
         self._exchange.meter = meter
 
-    def forward(self, batch: RaggedBatch | Prepared) -> Tensor:
+    def forward(self, batch: Any) -> Tensor:
         """Pool the bags of this rank's samples.
 
         Args:
-            batch: Exactly the features of this collection, in any order; or a batch prepared by a `Pipeline`.
+            batch: Exactly the features of this collection, in any order: a RaggedBatch, or a KeyedJaggedTensor of
+                TorchRec. Or a batch prepared by a `Pipeline`, or the error because of which this rank has no batch.
 
         Returns:
             `output_dtype` [B, sum of dims], the features in the order of the constructor.
@@ -205,9 +207,7 @@ class ShardedCollection(StoredModule):
             raise failure
         return batch.pooled
 
-    def prepare(
-        self, batch: RaggedBatch | Exception, exchange: Exchange, *, training: bool
-    ) -> Prepared:
+    def prepare(self, batch: Any, exchange: Exchange, *, training: bool) -> Prepared:
         """The first half of a forward, a collective: send ids to the owners of their rows.
 
         Args:
@@ -217,10 +217,19 @@ class ShardedCollection(StoredModule):
         """
         return self.send_ids(self.look_up(batch), exchange, training=training)
 
-    def look_up(self, batch: RaggedBatch | Exception) -> LookedUp:
-        """Split a batch by lanes, without communication; `send_ids` raises the errors, so that every rank raises."""
+    def look_up(self, batch: Any) -> LookedUp:
+        """Split a batch by lanes, without communication; `send_ids` raises the errors, so that every rank raises.
+
+        Args:
+            batch: As in forward, but not prepared.
+        """
         # Checked at run time, because other ranks would wait if this rank raised alone.
-        if not isinstance(batch, (RaggedBatch, Exception)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if is_keyed(batch):
+            try:
+                batch = ragged(batch, weighted=batch.weights_or_none() is not None)
+            except Exception as error:
+                batch = error
+        if not isinstance(batch, (RaggedBatch, Exception)):
             batch = InvalidInput(
                 f"a batch must be a RaggedBatch, got {type(batch).__name__}; an empty batch has offsets [0]"
             )

@@ -19,6 +19,8 @@ from rowmill.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rowmill.store.tables import Table
+
 PlacementKind = Literal["rows", "pooled", "whole", "replicated"]
 
 PLACEMENTS: tuple[PlacementKind, ...] = get_args(PlacementKind)
@@ -102,6 +104,28 @@ def placements(
             found[name] = Placement("whole", turn % ranks)
             turn += 1
     return found
+
+
+def table_placements(
+    tables: Sequence[Table], ranks: int, setting: PlacementSetting | None
+) -> dict[Table, Placement]:
+    """The placement of every table: as set here, else as set for the checkpoint that opened its store."""
+    shardings = [table.store.sharding for table in tables]
+    if setting is None:
+        setting = next((of.setting for of in shardings if of.setting is not None), None)
+    known = {
+        table.name: of.chosen[table.name]
+        for table, of in zip(tables, shardings, strict=True)
+        if table.name in of.chosen
+    }
+    found = placements(setting, [table.name for table in tables], ranks, known)
+    for name, text in known.items():
+        if found[name].keeps != placement_in(text, ranks).keeps:
+            raise InvalidInput(
+                f"placement of table {name!r} must be {text!r}, which its checkpoint or another collection has set, got "
+                f"{str(found[name])!r}: leave it out here, or pass it to Checkpoint.open, which moves rows"
+            )
+    return {table: found[table.name] for table in tables}
 
 
 def placement_in(text: str, ranks: int) -> Placement:

@@ -106,7 +106,7 @@ class EmbeddingBag(StoredBag):
                     f"got {list(per_sample_weights.shape)}"
                 )
             per_sample_weights = per_sample_weights.cpu().float().reshape(-1)
-        bags = self._offsets(input, offsets)
+        bags = bag_offsets(input, offsets, self.include_last_offset)
         out = lookup(
             [self.table],
             as_long(input).reshape(-1),
@@ -120,27 +120,29 @@ class EmbeddingBag(StoredBag):
         )
         return out.to(device)
 
-    def _offsets(self, input: Tensor, offsets: Tensor | None) -> Tensor:
-        if input.dim() == 2:
-            if offsets is not None:
-                raise InvalidInput("offsets go with 1-D input only: each row of 2-D input is a bag")
-            return torch.arange(input.shape[0] + 1) * input.shape[1]
-        if input.dim() != 1 or offsets is None or offsets.dim() != 1:
-            raise InvalidInput(
-                f"input must be [B, L], or [N] with 1-D offsets, got {list(input.shape)} and "
-                f"{'no offsets' if offsets is None else f'offsets {list(offsets.shape)}'}"
-            )
-        offsets = as_long(offsets, "offsets")
-        if self.include_last_offset:
-            return offsets
-        return torch.cat([offsets, offsets.new_full((1,), input.shape[0])])
-
     def extra_repr(self) -> str:
         """The main arguments and the table."""
         return (
             f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}, "
             f"padding_idx={self.padding_idx}, table={self.table.name!r}"
         )
+
+
+def bag_offsets(input: Tensor, offsets: Tensor | None, include_last_offset: bool) -> Tensor:
+    """The B + 1 offsets of bags that are given as `torch.nn.EmbeddingBag` takes them."""
+    if input.dim() == 2:
+        if offsets is not None:
+            raise InvalidInput("offsets go with 1-D input only: each row of 2-D input is a bag")
+        return torch.arange(input.shape[0] + 1) * input.shape[1]
+    if input.dim() != 1 or offsets is None or offsets.dim() != 1:
+        raise InvalidInput(
+            f"input must be [B, L], or [N] with 1-D offsets, got {list(input.shape)} and "
+            f"{'no offsets' if offsets is None else f'offsets {list(offsets.shape)}'}"
+        )
+    offsets = as_long(offsets, "offsets")
+    if include_last_offset:
+        return offsets
+    return torch.cat([offsets, offsets.new_full((1,), input.shape[0])])
 
 
 def as_long(ids: Tensor, name: str = "input") -> Tensor:

@@ -383,9 +383,11 @@ def two_ranks() -> Iterator[None]:
 def test_a_process_group_of_several_ranks_is_refused(store: rowmill.Store, tmp_path: Path) -> None:
     model = Model()
     for where in (store, tmp_path / "new"):
-        with pytest.raises(InvalidInput, match=r"^words: .* 2 ranks .*ShardedCollection"):
+        with pytest.raises(InvalidInput, match=r"^words: .* 2 ranks .*ranks=rowmill"):
             rowmill.convert(model, store=where, optimizer=SGD(lr=0.2))
     assert isinstance(model.words, nn.EmbeddingBag), "the model must be unchanged"
+    with pytest.raises(InvalidInput, match=r"^placement needs ranks="):
+        rowmill.convert(model, store=store, optimizer=SGD(lr=0.2), placement="whole")
     assert store.table_names() == []
     assert not (tmp_path / "new").exists()
     assert len(rowmill.convert(model, store=store, optimizer=SGD(lr=0.2), dry_run=True).tables) == 3

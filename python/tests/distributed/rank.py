@@ -21,6 +21,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 import rowmill
+from python.tests.distributed.converted import train_converted, wrong_conversion
 from python.tests.distributed.placed import bags, placed_weights, planned_bags
 from python.tests.distributed.tables import (
     batch_of,
@@ -543,6 +544,8 @@ JOBS = {
     "bags": bags,
     "placed_weights": placed_weights,
     "planned_bags": planned_bags,
+    "train_converted": train_converted,
+    "wrong_conversion": wrong_conversion,
     "wrong": wrong,
     "wrong_ahead": wrong_ahead,
     "evaluated_ahead": evaluated_ahead,

@@ -27,7 +27,9 @@ def folder() -> Path:
         pytest.skip(f"the other frameworks cannot be installed here: {error}")
 
 
-@pytest.mark.parametrize("framework", ["torchrec", "torchrec_export", "pykeen", "pyg"])
+@pytest.mark.parametrize(
+    "framework", ["torchrec", "torchrec_export", "torchrec_ranks", "pykeen", "pyg"]
+)
 def test_cases_of_a_framework(framework: str, folder: Path) -> None:
     """Run all cases of one framework; their failures are printed here."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]

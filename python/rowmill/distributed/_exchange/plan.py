@@ -13,12 +13,7 @@ from torch import Tensor
 from rowmill.distributed._exchange.category import category_of
 from rowmill.distributed._exchange.pooled import BagRequest
 from rowmill.distributed._exchange.requests import Lookups
-from rowmill.distributed.placement import (
-    Placement,
-    PlacementSetting,
-    placement_in,
-    placements,
-)
+from rowmill.distributed.placement import table_placements
 from rowmill.distributed.strategy import Lane, PooledCategory, Strategy, lanes
 from rowmill.errors import InvalidInput
 from rowmill.ops.exchange import RecoveredFeature, Unique, segment_unique
@@ -27,6 +22,7 @@ from rowmill.optim.specs import optimizer_to_dict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rowmill.distributed.placement import Placement, PlacementSetting
     from rowmill.nn import Feature
     from rowmill.nn.ragged import RaggedBatch
     from rowmill.store.tables import Table
@@ -145,7 +141,7 @@ class Plan:
             raise InvalidInput(
                 f"tables of one collection must have distinct names, got {[table.name for table in tables]}"
             )
-        self.placements = _placements(tables, ranks, setting)
+        self.placements = table_placements(tables, ranks, setting)
         for table, placement in self.placements.items():
             if table.store.read_only and placement.kind not in ("rows", "pooled"):
                 raise InvalidInput(
@@ -322,28 +318,6 @@ class Plan:
                 f"ids of feature {feature.name!r} must be in [0, {rows}), the range of table {feature.table.name!r}, "
                 f"got {int(ids[wrong][0])}"
             )
-
-
-def _placements(
-    tables: Sequence[Table], ranks: int, setting: PlacementSetting | None
-) -> dict[Table, Placement]:
-    """The placement of every table: as set here, else as set for the checkpoint that opened its store."""
-    shardings = [table.store.sharding for table in tables]
-    if setting is None:
-        setting = next((of.setting for of in shardings if of.setting is not None), None)
-    known = {
-        table.name: of.chosen[table.name]
-        for table, of in zip(tables, shardings, strict=True)
-        if table.name in of.chosen
-    }
-    found = placements(setting, [table.name for table in tables], ranks, known)
-    for name, text in known.items():
-        if found[name].keeps != placement_in(text, ranks).keeps:
-            raise InvalidInput(
-                f"placement of table {name!r} must be {text!r}, which its checkpoint or another collection has set, got "
-                f"{str(found[name])!r}: leave it out here, or pass it to Checkpoint.open, which moves rows"
-            )
-    return {table: found[table.name] for table in tables}
 
 
 def _bags(

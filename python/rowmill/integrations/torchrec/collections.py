@@ -92,12 +92,12 @@ def collections_of(model: nn.Module, skip: Collection[str]) -> dict[str, KeyedCo
     return found
 
 
-def keyed_twin(
+def keyed_tables(
     path: str, collection: KeyedCollection, tables: Mapping[str, Table]
-) -> KeyedBags | KeyedRows:
-    """The stored replacement of the collection at `path`; `tables` has a table for the path of each of its modules."""
+) -> list[KeyedTable]:
+    """The tables of the collection at `path`; `tables` has a table for the path of each of its modules."""
     used = [name for config in collection.configs for name in config.feature_names]
-    keyed = [
+    return [
         KeyedTable(
             name=config.name,
             table=tables[inner],
@@ -112,6 +112,13 @@ def keyed_twin(
         )
         for config, inner in zip(collection.configs, collection.paths(path), strict=True)
     ]
+
+
+def keyed_twin(
+    path: str, collection: KeyedCollection, tables: Mapping[str, Table]
+) -> KeyedBags | KeyedRows:
+    """The stored replacement of the collection at `path`; `tables` as for `keyed_tables`."""
+    keyed = keyed_tables(path, collection, tables)
     source: Any = collection.module
     twin: KeyedBags | KeyedRows
     if collection.kind == "embedding_bags":

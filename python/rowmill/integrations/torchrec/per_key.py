@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rowmill.errors import InvalidInput
-from rowmill.integrations.torchrec.keyed import class_beside, is_keyed, ragged
+from rowmill.nn.keyed import class_beside, is_keyed, ragged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
