@@ -58,6 +58,8 @@ struct Piece {
 pub(crate) struct Part {
     pieces: Vec<Piece>,
     pub(crate) vectors: usize,
+    /// Whether ids are sent in 4 bytes each.
+    is_short: bool,
 }
 
 impl<'a> Feature<'a> {
@@ -106,7 +108,9 @@ impl<'a> Feature<'a> {
 }
 
 fn has_short_ids(features: &[Feature<'_>]) -> bool {
-    features.iter().all(|feature| feature.ids.iter().all(|&id| u32::try_from(id).is_ok()))
+    // The loop never exits early, so that it vectorizes.
+    let all_bits = |feature: &Feature<'_>| feature.ids.iter().fold(0, |bits, &id| bits | id);
+    features.iter().all(|feature| u32::try_from(all_bits(feature)).is_ok())
 }
 
 /// Split a request. Parts keep the order of features and bags.
@@ -115,10 +119,12 @@ fn has_short_ids(features: &[Feature<'_>]) -> bool {
 ///
 /// When one bag has more ids than a command holds, or one vector more bytes.
 pub(crate) fn plan(features: &[Feature<'_>], form: Form, limits: Limits) -> Result<Vec<Part>, String> {
-    let id_bytes = if has_short_ids(features) { 4 } else { 8 };
+    let is_short = has_short_ids(features);
+    let id_bytes = if is_short { 4 } else { 8 };
     let result_max = limits.transfer_bytes - size_of::<FetchHeader>();
     let mut parts = Vec::new();
-    let mut part = Part { pieces: Vec::new(), vectors: 0 };
+    let new = || Part { pieces: Vec::new(), vectors: 0, is_short };
+    let mut part = new();
     let mut bytes = HEADER_BYTES;
     for (number, feature) in features.iter().enumerate() {
         let per_id = id_bytes + if feature.weights.is_some() { 4 } else { 0 };
@@ -131,7 +137,7 @@ pub(crate) fn plan(features: &[Feature<'_>], form: Form, limits: Limits) -> Resu
                 && (part.vectors + 1) * limits.vector_bytes <= result_max
                 && (!is_new || part.pieces.len() < limits.features);
             if !fits && part.vectors > 0 {
-                parts.push(std::mem::replace(&mut part, Part { pieces: Vec::new(), vectors: 0 }));
+                parts.push(std::mem::replace(&mut part, new()));
                 (bytes, is_new) = (HEADER_BYTES, true);
             }
             if !fits {
@@ -178,7 +184,6 @@ impl Part {
         numbers: &[u32],
         features: &[Feature<'_>],
     ) -> (Command, Vec<u8>) {
-        let is_short = has_short_ids(features);
         let arrays: Vec<(Vec<u32>, Vec<u32>)> = self
             .pieces
             .iter()
@@ -192,7 +197,8 @@ impl Part {
                         .collect(),
                 };
                 let ids = &feature.ids[piece.ids.clone()];
-                let short = if is_short { ids.iter().map(|&id| id as u32).collect() } else { Vec::new() };
+                let short =
+                    if self.is_short { ids.iter().map(|&id| id as u32).collect() } else { Vec::new() };
                 (offsets, short)
             })
             .collect();
@@ -206,7 +212,7 @@ impl Part {
                     table: numbers[piece.feature],
                     pooling: feature.pooling,
                     offsets,
-                    ids: if is_short {
+                    ids: if self.is_short {
                         IdsRequest::Four(short)
                     } else {
                         IdsRequest::Eight(&feature.ids[piece.ids.clone()])
@@ -271,7 +277,7 @@ mod tests {
         let stage = Stage::parse(&command, &data, LIMITS.features as u32).unwrap();
         let mut result = Vec::new();
         for feature in &stage.features {
-            let ids: Vec<u64> = feature.ids.iter().collect();
+            let ids = feature.ids.to_vec();
             let ends: Vec<usize> = match form {
                 Form::Rows => (0..=ids.len()).collect(),
                 Form::Pooled => {

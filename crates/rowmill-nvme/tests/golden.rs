@@ -44,7 +44,7 @@ fn stage() {
     let (command, data) = golden("stage");
     let stage = Stage::parse(&command, &data, 2).unwrap();
     assert_eq!((stage.handle, stage.form, stage.dtype), (HANDLE, Form::Pooled, RowDtype::Bf16));
-    let ids: Vec<Vec<u64>> = stage.features.iter().map(|feature| feature.ids.iter().collect()).collect();
+    let ids: Vec<Vec<u64>> = stage.features.iter().map(|feature| feature.ids.to_vec()).collect();
     assert_eq!(ids, [vec![7, 1 << 40, 9], vec![11]]);
 }
 

@@ -71,12 +71,11 @@ impl Ids<'_> {
     }
 
     /// Each id, in order.
-    pub fn iter(&self) -> impl Iterator<Item = u64> {
-        let (four, eight): (&[U32], &[U64]) = match self {
-            Ids::Four(ids) => (ids, &[]),
-            Ids::Eight(ids) => (&[], ids),
-        };
-        four.iter().map(|id| u64::from(id.get())).chain(eight.iter().map(|id| id.get()))
+    pub fn to_vec(&self) -> Vec<u64> {
+        match self {
+            Ids::Four(ids) => ids.iter().map(|id| u64::from(id.get())).collect(),
+            Ids::Eight(ids) => ids.iter().map(|id| id.get()).collect(),
+        }
     }
 }
 
@@ -247,7 +246,17 @@ pub fn encode_stage(
     features: &[FeatureRequest<'_>],
 ) -> (Command, Vec<u8>) {
     let id_bytes = features.first().map_or(8, |feature| feature.ids.id_bytes());
-    let mut data = vec![0; size_of::<Header>()];
+    let bytes = |feature: &FeatureRequest<'_>| {
+        let weights = feature.weights.map_or(0, size_of_val);
+        let ids = feature.ids.len() * id_bytes as usize;
+        [size_of_val(feature.offsets), ids, weights]
+            .map(|part| part.next_multiple_of(ALIGNMENT))
+            .iter()
+            .sum::<usize>()
+    };
+    let entries_bytes = size_of::<Header>() + size_of::<Entry>() * features.len();
+    let mut data = Vec::with_capacity(entries_bytes + features.iter().map(bytes).sum::<usize>());
+    data.resize(size_of::<Header>(), 0);
     for feature in features {
         assert_eq!(feature.ids.id_bytes(), id_bytes, "all ids of a command have one size");
         let ids = feature.ids.len();
@@ -263,12 +272,12 @@ pub fn encode_stage(
         data.extend(entry.as_bytes());
     }
     for feature in features {
-        push(&mut data, feature.offsets.iter().map(|offset| offset.to_le_bytes()));
+        push(&mut data, feature.offsets.as_bytes());
         match feature.ids {
-            IdsRequest::Four(ids) => push(&mut data, ids.iter().map(|id| id.to_le_bytes())),
-            IdsRequest::Eight(ids) => push(&mut data, ids.iter().map(|id| id.to_le_bytes())),
+            IdsRequest::Four(ids) => push(&mut data, ids.as_bytes()),
+            IdsRequest::Eight(ids) => push(&mut data, ids.as_bytes()),
         }
-        push(&mut data, feature.weights.unwrap_or_default().iter().map(|weight| weight.to_le_bytes()));
+        push(&mut data, feature.weights.unwrap_or_default().as_bytes());
     }
     let header = Header {
         version: VENDOR_VERSION.into(),
@@ -296,8 +305,10 @@ impl IdsRequest<'_> {
     }
 }
 
-fn push<const N: usize>(data: &mut Vec<u8>, values: impl Iterator<Item = [u8; N]>) {
-    data.extend(values.flatten());
+/// Numbers of this machine, which is little-endian as the wire is.
+fn push(data: &mut Vec<u8>, numbers: &[u8]) {
+    const { assert!(cfg!(target_endian = "little")) };
+    data.extend_from_slice(numbers);
     data.resize(data.len().next_multiple_of(ALIGNMENT), 0);
 }
 
@@ -345,7 +356,7 @@ mod tests {
                 prop_assert_eq!((feature.table, feature.pooling), (9, request.pooling));
                 prop_assert!(feature.offsets.iter().map(|offset| offset.get()).eq(offsets.iter().copied()));
                 let expected = ids.iter().map(|&id| if has_four { u64::from(id) } else { u64::from(id) << 20 });
-                prop_assert!(feature.ids.iter().eq(expected));
+                prop_assert!(feature.ids.to_vec().into_iter().eq(expected));
                 prop_assert_eq!(feature.weights.is_some(), is_weighted);
                 if let Some(found) = feature.weights {
                     prop_assert!(found.iter().map(|weight| weight.get()).eq(weights.iter().copied()));

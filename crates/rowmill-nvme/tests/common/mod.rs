@@ -315,7 +315,7 @@ pub(crate) fn pool(stage: &Stage<'_>) -> Result<Vec<u8>, Status> {
         if (feature.table == 2) != (first == 2) {
             return Err(Status::MIXED_GROUPS);
         }
-        let ids: Vec<u64> = feature.ids.iter().collect();
+        let ids = feature.ids.to_vec();
         for &id in &ids {
             match id {
                 ID_UNREADABLE => return Err(Status::UNRECOVERED_READ_ERROR),

@@ -52,9 +52,9 @@ pub(crate) struct Job {
 
 impl Bags {
     fn new(feature: &Feature<'_>, form: Form, table: &Table) -> Result<Bags, Status> {
-        let ids: Vec<u64> = feature.ids.iter().collect();
+        let ids = feature.ids.to_vec();
         if let IdRange::Dense { rows } = table.spec().ids
-            && ids.iter().any(|&id| id >= rows)
+            && ids.iter().max().is_some_and(|&largest| largest >= rows)
         {
             return Err(Status::ID_OUT_OF_RANGE);
         }
