@@ -7,11 +7,11 @@ import (
 	"rowmill.io/scheduler/placement/dataset"
 )
 
-// Two instances of one service cross leaves unless one leaf holds both, and a leaf holds only so many. This gives a lower
-// bound on crossings that no placement can beat: let x of the CPU and y of the dense instances of a service be below each
-// leaf, and let no leaf hold more than X of the former or Y of the latter, even if all of it is free. The pairs below one
-// leaf then add up to sum(x*y) <= X*sum(y), and likewise to at most Y*sum(x). The bound ignores that services compete for
-// leaves, and the rules of spine, density and uplink, so it holds for every policy.
+// A pair of a CPU and a dense instance of one service crosses leaves unless both are below one leaf. An empty leaf has room
+// for at most X of the CPU and Y of the dense instances. If x and y of them are below a leaf, the pairs that do not cross
+// add up to sum(x*y) <= X*sum(y) over all leaves, and likewise to at most Y*sum(x). All other pairs cross, whatever the
+// placement. The bound ignores that services compete for leaves, and the rules of spine, density and uplink, so it holds
+// for every policy.
 
 // leafMost is the largest number of instances of one service, by role, below one leaf that is otherwise empty.
 type leafMost [3]int
