@@ -13,6 +13,8 @@ from typing import Any
 from benchmarks.serving.worker import Worker
 
 PROGRAM_CPU = "rowmill_serve_program_cpu_seconds_total"
+_LEFT_OUT = {"url", "model", "seed", "warm_up_s", "statuses", "first_wrong", "warnings"}
+"""Of reports: the cell has it, or no figure uses it. A result has hundreds of cells."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def measured(load: Load, workers: Mapping[str, Worker], url: str) -> dict[str, A
     front = next(worker for worker in workers.values() if url in worker.addresses.values())
     before = {role: _usage(worker) for role, worker in workers.items()}
     report = load.run(f"http://{url}", front.inside)
-    cell: dict[str, Any] = {"report": report, "cores": len(os.sched_getaffinity(0))}
+    kept = {name: value for name, value in report.items() if name not in _LEFT_OUT}
+    cell: dict[str, Any] = {"report": kept, "cores": len(os.sched_getaffinity(0))}
     for role, worker in workers.items():
         cpu_s, metrics = _usage(worker)
         cell[f"{role}_cpu_s"] = cpu_s - before[role][0]
