@@ -31,11 +31,11 @@ pub struct Fetch {
 pub struct StagedResult {
     /// The vectors.
     pub bytes: Vec<u8>,
-    /// How many vectors have rows that cannot be read. They consist of [`DAMAGED_BYTE`].
+    /// How many vectors need rows that cannot be read. Each of their bytes is [`DAMAGED_BYTE`].
     pub damaged: u16,
 }
 
-/// Vectors whose rows cannot be read consist of this byte, so their numbers are NaN.
+/// Each byte of a damaged vector, so its numbers are NaN.
 pub const DAMAGED_BYTE: u8 = 0xff;
 
 const KEEP: u32 = 1;
@@ -90,7 +90,8 @@ impl Fetch {
 pub struct FetchHeader {
     /// Version of the format: 1.
     pub version: U16,
-    /// How many vectors of the whole result are damaged: rows of theirs cannot be read. They consist of [`DAMAGED_BYTE`].
+    /// How many vectors of the whole result are damaged: they need rows that cannot be read. Each of their bytes is
+    /// [`DAMAGED_BYTE`].
     pub damaged: U16,
     /// Bytes of the result that follow. Zeros fill up the rest.
     pub bytes: U32,

@@ -70,7 +70,7 @@ impl Ids<'_> {
         self.len() == 0
     }
 
-    /// Each id, in order.
+    /// All ids, in order.
     pub fn to_vec(&self) -> Vec<u64> {
         match self {
             Ids::Four(ids) => ids.iter().map(|id| u64::from(id.get())).collect(),
