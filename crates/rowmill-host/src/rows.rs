@@ -311,9 +311,11 @@ impl Rows {
                 match self.receive(pending, generation, part.vectors * limits.vector_bytes, deadline) {
                     Ok(Ok((data, header))) => {
                         answered.sequence = answered.sequence.min(header.sequence.get());
-                        if header.damaged.get() > 0 {
+                        let count = header.damaged.get();
+                        if count > 0 {
                             let vectors = &data[size_of::<FetchHeader>()..];
-                            answered.damaged.extend(part.damaged(vectors, limits.vector_bytes));
+                            let damaged = part.damaged(vectors, limits.vector_bytes, count);
+                            answered.damaged.extend(damaged.ok_or_else(|| self.damaged_answer())?);
                         }
                         break data;
                     }
@@ -362,6 +364,10 @@ impl Rows {
         Ok(Sent { stage: pending.remove(0), fetch })
     }
 
+    fn damaged_answer(&self) -> HostError {
+        HostError::Damaged { url: self.url.clone(), command: "fetch" }
+    }
+
     /// The answer of a fetch, of which `bytes` bytes count after the header.
     fn receive(
         &self,
@@ -377,13 +383,13 @@ impl Rows {
         });
         let error = match fetched {
             Ok(completed) => {
-                let damaged = || HostError::Damaged { url: self.url.clone(), command: "fetch" };
-                let (header, part) = FetchHeader::parse(&completed.data).ok_or_else(damaged)?;
+                let (header, part) =
+                    FetchHeader::parse(&completed.data).ok_or_else(|| self.damaged_answer())?;
                 if header.generation.get() != generation {
                     return Ok(Err(Retry::Tables));
                 }
                 if part.len() != bytes || header.total_bytes.get() != bytes as u64 {
-                    return Err(damaged());
+                    return Err(self.damaged_answer());
                 }
                 return Ok(Ok((completed.data, header)));
             }

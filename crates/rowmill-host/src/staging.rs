@@ -224,13 +224,20 @@ impl Part {
         encode_stage(namespace, handle, form, dtype, &requests)
     }
 
-    /// The damaged vectors of a result: number of the feature and of its vector.
-    pub(crate) fn damaged(&self, result: &[u8], vector_bytes: usize) -> Vec<(usize, usize)> {
+    /// The damaged vectors of a result, of which the node has counted `count`: number of the feature and of its vector.
+    /// None if there are fewer.
+    pub(crate) fn damaged(
+        &self,
+        result: &[u8],
+        vector_bytes: usize,
+        count: u16,
+    ) -> Option<Vec<(usize, usize)>> {
         let vectors =
             self.pieces.iter().flat_map(|piece| piece.vectors.clone().map(|vector| (piece.feature, vector)));
         let is_damaged = |vector: &[u8]| vector.iter().all(|&byte| byte == DAMAGED_BYTE);
         let found = vectors.zip(result.chunks_exact(vector_bytes)).filter(|(_, bytes)| is_damaged(bytes));
-        found.map(|(vector, _)| vector).collect()
+        let found: Vec<_> = found.map(|(vector, _)| vector).collect();
+        (found.len() >= usize::from(count)).then_some(found)
     }
 
     /// Write the vectors of the result.
@@ -322,6 +329,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn as_many_vectors_are_damaged_as_the_node_says() {
+        let ids: Vec<u64> = (0..5).collect();
+        let features = [Feature::of_ids(&ids[..2]), Feature::of_ids(&ids)];
+        let parts = plan(&features, Form::Rows, LIMITS).unwrap();
+        assert_eq!((parts.len(), parts[0].vectors), (1, 7));
+        let mut result = vec![0; 7 * 8];
+        result[4 * 8..5 * 8].fill(DAMAGED_BYTE);
+        result[6 * 8] = DAMAGED_BYTE;
+        assert_eq!(parts[0].damaged(&result, 8, 1), Some(vec![(1, 2)]));
+        assert_eq!(parts[0].damaged(&result, 8, 2), None);
     }
 
     #[test]
