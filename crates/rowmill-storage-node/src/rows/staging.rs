@@ -16,6 +16,7 @@ const RESULTS_MAX: u32 = 4096;
 const WAITING_MAX: usize = 16;
 /// Most results of one controller whose unreadable rows are remembered.
 const PLACES_MAX: usize = 64;
+
 /// The limits, as hosts read them.
 pub(crate) fn area(bytes_max: u64, lifetime: Duration) -> VendorArea {
     VendorArea::new(FEATURES_MAX, RESULTS_MAX, bytes_max, lifetime.as_secs() as u32)
@@ -82,6 +83,8 @@ impl<T> Staging<T> {
             Ok(Pooled { result, places }) => (Ok(result), places),
             Err(Fault { status, place }) => (Err(status), place.into_iter().collect()),
         };
+        // An earlier result of this handle may not have been fetched.
+        controller.places.remove(&handle);
         if !places.is_empty() {
             // Places of results that no host fetches do not pile up.
             if controller.places.len() >= PLACES_MAX {
@@ -124,7 +127,7 @@ impl<T> Staging<T> {
 }
 
 impl<T> Controller<T> {
-    /// Each place is told once.
+    /// What a fetch is answered with. The first one that is answered gets the places of the result; later ones get none.
     fn settle(&mut self, handle: u64, outcome: FetchOutcome) -> Option<Fetched> {
         let data = match outcome {
             FetchOutcome::Waits => return None,
@@ -132,5 +135,44 @@ impl<T> Controller<T> {
             FetchOutcome::Failed(status) => Err(status),
         };
         Some(Fetched { data, places: self.places.remove(&handle).unwrap_or_default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rowmill_nvme::StagedResult;
+
+    use super::*;
+
+    const HANDLE: u64 = 7;
+    const PLACE: ErrorPlace = ErrorPlace { namespace: 1, block: 5, table: Some(2) };
+
+    fn stage(staging: &mut Staging<()>, now: Instant, places: &[ErrorPlace]) {
+        staging.begin(now, 9, HANDLE, 4).unwrap();
+        let result = StagedResult { bytes: vec![0xff; 4], damaged: places.len() as u16 };
+        let pooled = Pooled { result, places: places.to_vec() };
+        let as_of = AsOf { sequence: 0, generation: 1 };
+        assert!(staging.finish(now, 9, HANDLE, Ok(pooled), as_of).is_empty());
+    }
+
+    fn places(staging: &mut Staging<()>, now: Instant, is_kept: bool) -> Vec<ErrorPlace> {
+        let fetch = Fetch { handle: HANDLE, offset: 0, is_kept, takes_damaged: true };
+        let fetched = staging.fetch(now, 9, (), fetch, 36).unwrap();
+        assert!(fetched.data.is_ok());
+        fetched.places
+    }
+
+    #[test]
+    fn places_are_of_the_result_that_is_fetched() {
+        let (begin, lifetime) = (Instant::now(), Duration::from_secs(1));
+        let mut staging = Staging::new(100, lifetime);
+        stage(&mut staging, begin, &[PLACE]);
+        // It is dropped without a fetch, and its handle is used again.
+        let now = begin + lifetime;
+        stage(&mut staging, now, &[]);
+        assert_eq!(places(&mut staging, now, false), []);
+        stage(&mut staging, now, &[PLACE]);
+        assert_eq!(places(&mut staging, now, true), [PLACE]);
+        assert_eq!(places(&mut staging, now, false), []);
     }
 }
