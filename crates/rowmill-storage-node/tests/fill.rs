@@ -15,10 +15,7 @@ use rowmill_host::{HostError, HostSettings, NvmeUrl, Rows};
 use rowmill_io::{DirectoryVolume, IoChoice, Volume};
 use rowmill_nvme::*;
 use rowmill_storage_node::{ExportContent, FilledOptions, Follower, RowsLimits, SendError, fill};
-use rowmill_store::{
-    Dtype, FeedChange, FeedEvent, FeedOptions, IdRange, Initializer, OptimizerSpec, StalenessBound, Store,
-    StoreOptions, Table,
-};
+use rowmill_store::{Dtype, FeedChange, FeedEvent, FeedOptions, IdRange, Store, StoreOptions, Table};
 use rowmill_testkit::Rng64;
 
 use self::common::{NodeProcess, Served, host};
@@ -30,16 +27,7 @@ const DIM: usize = 6;
 const IDS: u64 = 2000;
 
 fn spec(dtype: Dtype, ids: IdRange) -> rowmill_store::TableSpec {
-    rowmill_store::TableSpec {
-        dim: DIM as u32,
-        dtype,
-        optimizer: OptimizerSpec::Sgd { lr: 0.5 },
-        initializer: Initializer::Uniform { low: -1.0, high: 1.0 },
-        staleness: StalenessBound::Steps(0),
-        ids,
-        eviction: None,
-        admission: None,
-    }
+    common::tables::spec(DIM as u32, dtype, ids)
 }
 
 const TABLES: [&str; 3] = ["users", "items", "words"];
@@ -169,7 +157,6 @@ fn an_unfinished_fill_changes_nothing_and_the_next_one_starts_over() {
     store.checkpoint(&[]).unwrap();
     let served = serve(data.path());
     fill(&[(volume(run.path()), None)], &url(&served), &settings(), None).unwrap();
-    let soon = || Instant::now() + common::PATIENCE;
     let half = rows(&served);
     let text = serde_json::to_string(&specs()[0]).unwrap();
     half.begin_fill(1, &[TableSpec { name: "other", spec: &text }], soon()).unwrap();
@@ -349,6 +336,49 @@ fn a_group_without_rows_and_log_is_filled() {
     served.end();
 }
 
+fn soon() -> Instant {
+    Instant::now() + common::PATIENCE
+}
+
+fn rows_on_one_queue(served: &Served) -> Rows {
+    let node_url = url(served);
+    let one_queue = HostSettings { io_queues: 1, ..settings() };
+    let client = Arc::new(rowmill_host::Client::connect(&node_url, &one_queue).unwrap());
+    Rows::open(client, &node_url).unwrap()
+}
+
+/// The payload of a frame that sets all weights of the ids below `count`.
+fn frame_of_users(sequence: u64, dim: usize, count: u64, weight: f32) -> Vec<u8> {
+    let ids: Vec<u64> = (0..count).collect();
+    let weights = vec![weight; ids.len() * dim];
+    let change = FeedChange::Rows { table: "users".into(), step: 0, dim, ids, weights };
+    FeedEvent { sequence, published_ns: 0, change }.payload()
+}
+
+#[test]
+fn frames_behind_a_refused_one_of_a_fill_do_not_reach_served_rows() {
+    let data = tempfile::tempdir().unwrap();
+    let served = serve(data.path());
+    let rows = rows_on_one_queue(&served);
+    let spec = serde_json::to_string(&specs()[0]).unwrap();
+    let begin = || rows.begin_fill(7, &[TableSpec { name: "users", spec: &spec }], soon()).unwrap();
+    let send = |sequence, dim, weight| {
+        rows.send_frame(sequence, 0, &frame_of_users(sequence, dim, 10, weight), soon()).unwrap()
+    };
+    begin();
+    send(0, DIM, 1.0).wait().unwrap();
+    rows.end_fill(0, soon()).unwrap();
+    begin();
+    // The first one has rows of another length. The number of the next one follows that of the served rows.
+    let sent = [send(0, DIM + 1, 2.0), send(1, DIM, 2.0), send(2, DIM, 2.0)];
+    let statuses = sent.map(|frame| frame.wait().map(drop).unwrap_err().status());
+    assert_eq!(statuses, [Status::MALFORMED, Status::FILL_CONFLICT, Status::FILL_CONFLICT].map(Some));
+    let mut row = [0.0; DIM];
+    let sequence = rows.get(&[("users", &[5])], &mut row, soon()).unwrap();
+    assert_eq!((sequence, row), (0, [1.0; DIM]));
+    served.end();
+}
+
 #[test]
 fn frames_of_one_queue_are_applied_in_their_order() {
     let (run, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -357,16 +387,9 @@ fn frames_of_one_queue_are_applied_in_their_order() {
     store.checkpoint(&[]).unwrap();
     let served = serve(data.path());
     let filled = fill(&[(volume(run.path()), None)], &url(&served), &settings(), None).unwrap().sequence;
-    let one_queue = HostSettings { io_queues: 1, ..settings() };
-    let node_url = url(&served);
-    let client = Arc::new(rowmill_host::Client::connect(&node_url, &one_queue).unwrap());
-    let rows = Rows::open(client, &node_url).unwrap();
-    let soon = || Instant::now() + common::PATIENCE;
-    let send = |sequence: u64, skipped, count: u64| {
-        let ids: Vec<u64> = (0..count).collect();
-        let weights = vec![sequence as f32; ids.len() * DIM];
-        let change = FeedChange::Rows { table: "users".into(), step: 0, dim: DIM, ids, weights };
-        let payload = FeedEvent { sequence, published_ns: 0, change }.payload();
+    let rows = rows_on_one_queue(&served);
+    let send = |sequence: u64, skipped, count| {
+        let payload = frame_of_users(sequence, DIM, count, sequence as f32);
         rows.send_frame(sequence, skipped, &payload, soon()).unwrap()
     };
     // Every third frame is small enough for its capsule, so its data comes before that of the frame before it.

@@ -20,6 +20,7 @@ use rowmill_store::{FeedChange, FeedEvent, Store, StoreError, StoreOptions, Tabl
 
 use super::tables::Tables;
 use crate::fault::Fault;
+use crate::wire_memory::QUEUE_ENTRIES_MAX;
 use crate::{NAMESPACE, NodeError};
 
 /// Names the folder of the store.
@@ -144,8 +145,14 @@ impl Filled {
                 self.begin(state, &begin)?;
                 Ok(false)
             }
-            // Frames of a feed go on while a fill is under way. Their numbers are far above those of a fill.
-            (Apply::Frame { sequence, payload, skipped: 0 }, Some(filling)) if sequence == filling.next => {
+            // Frames of a feed go on while a fill is under way. Their numbers are far above those of a fill. A host may have
+            // sent more frames of the fill behind one that was refused.
+            (Apply::Frame { sequence, payload, skipped: 0 }, Some(filling))
+                if (filling.next..filling.next + u64::from(QUEUE_ENTRIES_MAX)).contains(&sequence) =>
+            {
+                if sequence != filling.next {
+                    return Err(Status::FILL_CONFLICT.into());
+                }
                 filling.apply(sequence, payload)?;
                 Ok(false)
             }
