@@ -38,6 +38,12 @@ fn both_sides_prove_their_keys_on_every_queue() {
         let flush = commands::flush(BLOCKS);
         let before = io.status(&mut node, now, flush, Exchange::None);
         assert_eq!(before, Status::AUTHENTICATION_REQUIRED);
+        // Much data is asked for when the key is proved.
+        let write = commands::write(BLOCKS, blocks(0, 64), false);
+        io.host.submit(write, Exchange::Send(vec![1; 32 << 10])).unwrap();
+        io.pump(&mut node, now);
+        let connection = &node.connections[io.index].connection;
+        assert_eq!((connection.held_bytes(), connection.wanted_bytes()), (0, 0));
         let mut auth = setup.authenticate(&connected, [5; 32]).unwrap().unwrap();
         let mut next = Some(auth.start());
         while let Some((command, exchange)) = next {
@@ -45,6 +51,7 @@ fn both_sides_prove_their_keys_on_every_queue() {
             assert_eq!(completion.status(), Status::SUCCESS);
             next = auth.next(&data).unwrap();
         }
+        assert_eq!(io.completed().0.status(), Status::SUCCESS);
         assert_eq!(io.status(&mut node, now, flush, Exchange::None), Status::SUCCESS);
         assert!(node.closed.is_empty());
     }

@@ -78,6 +78,8 @@ pub enum ConnectionEvent {
 
 /// Unsent bytes above which no more bytes are consumed from a host that has not proved who it is.
 const SETUP_UNSENT_BYTES_MAX: usize = 8 << 10;
+/// Most bytes of data that it is asked for. A command with more waits until it has proved who it is.
+const SETUP_HELD_BYTES_MAX: usize = CAPSULE_DATA_BYTES;
 /// Of the result of a Connect: the host must authenticate.
 const AUTHENTICATION_BIT: u64 = 1 << 17;
 
@@ -251,7 +253,7 @@ impl Connection {
     pub fn wanted_bytes(&self) -> usize {
         let Some(slot) = self.waiting.front().and_then(|cid| self.slots.get(cid)) else { return 0 };
         let needed = self.held_bytes + slot.data_bytes;
-        if needed > self.limits.held_bytes_max { 0 } else { needed.saturating_sub(self.lent_bytes) }
+        if needed > self.held_bytes_max() { 0 } else { needed.saturating_sub(self.lent_bytes) }
     }
 
     /// Lend memory for data that does not come in capsules. A connection begins with none.
@@ -272,6 +274,11 @@ impl Connection {
         let is_set_up = self.deadline().is_none();
         let most = self.limits.unsent_bytes_max;
         if is_set_up { most } else { most.min(SETUP_UNSENT_BYTES_MAX) }
+    }
+
+    fn held_bytes_max(&self) -> usize {
+        let is_set_up = self.deadline().is_none();
+        if is_set_up { self.limits.held_bytes_max } else { SETUP_HELD_BYTES_MAX }
     }
 
     /// The connection is over.
@@ -395,10 +402,11 @@ impl Connection {
 
     /// Ask for the data of commands that wait, in order, as far as there is room.
     fn grant(&mut self) {
+        let most = self.held_bytes_max().min(self.lent_bytes);
         while let Some(cid) = self.waiting.front() {
             let slot = self.slots.get_mut(cid).expect("a command that waits is not answered");
             let needed = self.held_bytes + slot.data_bytes;
-            if needed > self.limits.held_bytes_max.min(self.lent_bytes) {
+            if needed > most {
                 break;
             }
             self.incomplete += 1;
