@@ -76,7 +76,8 @@ struct Session {
     /// Shares of the memory for answers, until this many bytes are sent.
     unsent_answers: VecDeque<(u64, Arc<OwnedSemaphorePermit>)>,
     unsent_answer_bytes: usize,
-    /// Since when the host owes data or must take answers, and moves no byte.
+    /// Since when no byte has moved, while the host owes data or must take answers, or others wait for what this
+    /// connection has.
     stalled_since: Option<Instant>,
     is_closing: bool,
 }
@@ -186,8 +187,8 @@ impl Session {
         self.memory.bytes().saturating_sub(self.lent_bytes + beyond_own)
     }
 
-    /// Lend what the connection wants, or wait for it, and give back the rest. Nothing is held while more is waited for, so
-    /// connections cannot wait for each other.
+    /// Lend what the connection wants, or wait for it, and give back the rest. While it waits, a connection has only the
+    /// memory of its commands.
     fn balance_memory(&mut self) {
         self.lent_bytes -= self.connection.take_back();
         let wanted = loop {
@@ -215,10 +216,13 @@ impl Session {
         (OWN_BYTES + self.memory.bytes()).saturating_sub(self.lent_bytes + self.used_bytes())
     }
 
-    /// When a host that owes data, or takes no answers, has done nothing for too long.
+    /// When no byte has moved for too long: the host owes data, takes no answers, or has sent apply commands that wait for
+    /// one before them. Such connections have memory while they wait for more, so they may wait for each other.
     fn stalls_at(&mut self, has_unsent: bool) -> Option<Instant> {
-        let waits = has_unsent || self.connection.awaits_data() && !self.is_starved;
-        self.stalled_since = waits.then(|| self.stalled_since.unwrap_or_else(Instant::now));
+        let owes_data = self.connection.awaits_data() && !self.is_starved;
+        let may_be_cyclic = self.connection.holds_back() && self.awaited.is_some() && self.memory.bytes() > 0;
+        let is_stalled = has_unsent || owes_data || may_be_cyclic;
+        self.stalled_since = is_stalled.then(|| self.stalled_since.unwrap_or_else(Instant::now));
         self.stalled_since.map(|since| since + self.node.stall_time)
     }
 

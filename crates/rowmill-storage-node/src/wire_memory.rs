@@ -22,8 +22,8 @@ pub(crate) const LIMITS: ConnectionLimits = ConnectionLimits {
     unsent_bytes_max: TRANSFER_BYTES_MAX / 2,
     setup_time: Duration::from_secs(10),
 };
-/// A host that must send data or take answers, and does neither for this time, holds memory that others wait for: its
-/// connection ends.
+/// A connection ends if it has memory that others may wait for, and moves no byte for this time: its host must send data or
+/// take answers, or its apply commands wait for memory for one before them.
 pub(crate) const STALL_TIME: Duration = Duration::from_secs(30);
 /// What a connection may hold of received bytes and small answers without taking memory.
 pub(crate) const OWN_BYTES: usize = CAPSULE_DATA_BYTES + (4 << 10);

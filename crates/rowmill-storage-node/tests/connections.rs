@@ -242,3 +242,52 @@ fn a_host_that_keeps_memory_without_using_it_is_disconnected() {
     );
     served.end();
 }
+
+/// Each connection has memory for two large frames, and no memory to receive the small ones between their capsules and
+/// their data.
+#[test]
+fn connections_whose_frames_wait_for_each_other_end() {
+    const FRAMES: usize = 10;
+    let volume = MemoryVolume::new();
+    let served = serve_with(export(&volume), 32 << 20, Duration::from_secs(1));
+    let (address, name) = (served.address, served.name().clone());
+    let frame = |bytes: usize| {
+        // Eight bytes are before the payload. The namespace has no rows, so the frames are refused.
+        let (command, data) = encode_frame(NAMESPACE, 0, 0, &vec![7; bytes - 8]);
+        assert_eq!(data.len(), bytes);
+        (command, Exchange::Send(data))
+    };
+    let mut queues = connect_queues(address, &name, 1, 8, NO_DIGESTS);
+    let _admin = queues.remove(0);
+    let mut asked = vec![[0; 48]; queues.len()];
+    for (queue, asked) in queues.iter_mut().zip(&mut asked) {
+        for _ in 0..2 {
+            let (command, exchange) = frame(TRANSFER_BYTES_MAX);
+            queue.host.submit(command, exchange).unwrap();
+        }
+        let capsules: Vec<u8> = queue.host.unsent().flatten().copied().collect();
+        queue.host.sent(capsules.len());
+        queue.stream.write_all(&capsules).unwrap();
+        queue.stream.read_exact(asked).unwrap();
+    }
+    // All 8 MiB are taken.
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for (mut queue, asked) in queues.into_iter().zip(asked) {
+            for _ in 2..FRAMES {
+                let (command, exchange) = frame(CAPSULE_DATA_BYTES);
+                queue.host.submit(command, exchange).unwrap();
+            }
+            queue.host.receive(&asked);
+            queue.stream.set_write_timeout(Some(PATIENCE)).unwrap();
+            scope.spawn(move || (0..FRAMES).all(|_| queue.try_event().is_some()));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    assert!(start.elapsed() < PATIENCE / 2, "each connection has its answers or is closed");
+    let mut others = connect_queues(address, &name, 2, 1, NO_DIGESTS);
+    let range = BlockRange { first: 0, count: (TRANSFER_BYTES_MAX >> 12) as u64 };
+    let write = commands::write(NAMESPACE, range, false);
+    assert_eq!(others[1].call(write, Exchange::Send(vec![2; TRANSFER_BYTES_MAX])).0, Status::SUCCESS);
+    served.end();
+}

@@ -248,6 +248,11 @@ impl Connection {
         self.incomplete > 0
     }
 
+    /// Some apply command has not all its data, so all apply commands behind it wait.
+    pub fn holds_back(&self) -> bool {
+        !self.ordered.is_empty()
+    }
+
     /// How many more bytes must be lent before the host is asked for the data of the next command; 0 if none waits, or
     /// if it waits for answers of others.
     pub fn wanted_bytes(&self) -> usize {
