@@ -458,7 +458,9 @@ impl Rows {
     /// Errors of the node.
     pub fn end_fill(&self, sequence: u64, deadline: Instant) -> Result<(), HostError> {
         let command = rowmill_nvme::Apply::end(self.namespace, sequence);
-        self.apply("end a fill", command, Exchange::None, deadline)?.wait().map(drop)
+        self.apply("end a fill", command, Exchange::None, deadline)?.wait()?;
+        // The notice that the tables have changed may come later than the answer.
+        self.read_again().map(drop)
     }
 
     fn apply(
