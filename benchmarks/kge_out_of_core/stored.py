@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import closing, contextmanager
+from typing import Any
 
 from rich.console import Console
 
@@ -18,11 +19,19 @@ from rowmill.train.run import Trainer
 _PUT_ROWS = 65_536
 
 
-def task_of(config: Config, graph: Graph, store: Store) -> GraphTask:
+class MeasuredGraphTask(GraphTask):
+    """The task without the files of a run: it is never queried by name."""
+
+    def described(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+
+def task_of(config: Config, graph: Graph, store: Store) -> MeasuredGraphTask:
     """The task over the rows of a store."""
     rows = StoredRows(store, graph_tables(store, config, graph), Console(quiet=True))
     batches = GraphBatches(graph, config.kge, batch=config.train.batch, seed=config.train.seed)
-    return GraphTask(config, graph, rows, batches, {})
+    return MeasuredGraphTask(config, graph, rows, batches, {})
 
 
 @contextmanager
