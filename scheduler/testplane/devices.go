@@ -3,6 +3,8 @@ package testplane
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -60,15 +62,15 @@ func PublishPartitions(ctx context.Context, client kubernetes.Interface, node st
 		}
 	}
 	// Counters are in a slice of their own.
-	slices := []resourcev1.ResourceSliceSpec{{SharedCounters: counters}}
+	specs := []resourcev1.ResourceSliceSpec{{SharedCounters: counters}}
 	for start := 0; start < len(devices); start += devicesPerSlice {
-		slices = append(slices, resourcev1.ResourceSliceSpec{Devices: devices[start:min(start+devicesPerSlice, len(devices))]})
+		specs = append(specs, resourcev1.ResourceSliceSpec{Devices: devices[start:min(start+devicesPerSlice, len(devices))]})
 	}
-	for i := range slices {
-		slices[i].Driver, slices[i].NodeName = GPUDriver, &node
-		slices[i].Pool = resourcev1.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: int64(len(slices))}
+	for i := range specs {
+		specs[i].Driver, specs[i].NodeName = GPUDriver, &node
+		specs[i].Pool = resourcev1.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: int64(len(specs))}
 		_, err := client.ResourceV1().ResourceSlices().Create(ctx, &resourcev1.ResourceSlice{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", node, i)}, Spec: slices[i],
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", node, i)}, Spec: specs[i],
 		}, metav1.CreateOptions{})
 		if err != nil {
 			return fmt.Errorf("publish slice %d of node %s: %w", i, node, err)
@@ -117,6 +119,47 @@ func CreateMIGClass(ctx context.Context, client kubernetes.Interface, template, 
 				}}},
 			}}},
 		}}},
+	}
+	_, err := client.ResourceV1().ResourceClaimTemplates(Namespace).Create(ctx, claims, metav1.CreateOptions{})
+	return err
+}
+
+// NICDriver is the name of a driver for Dynamic Resource Allocation that publishes NICs.
+const NICDriver = "dra.net"
+
+// PublishDevices publishes devices of one driver on a node, by name and PCIe root.
+func PublishDevices(ctx context.Context, client kubernetes.Interface, node, driver string, rootOf map[string]string) error {
+	slice := &resourcev1.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: node + "-" + driver},
+		Spec: resourcev1.ResourceSliceSpec{
+			Driver: driver, NodeName: &node, Pool: resourcev1.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: 1},
+		},
+	}
+	for _, name := range slices.Sorted(maps.Keys(rootOf)) {
+		slice.Spec.Devices = append(slice.Spec.Devices, resourcev1.Device{
+			Name: name, Attributes: map[resourcev1.QualifiedName]resourcev1.DeviceAttribute{"resource.kubernetes.io/pcieRoot": text(rootOf[name])},
+		})
+	}
+	_, err := client.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{})
+	return err
+}
+
+// CreateDriverClasses creates a device class for each driver, and a template of claims for one device of each.
+func CreateDriverClasses(ctx context.Context, client kubernetes.Interface, template string, drivers ...string) error {
+	claims := &resourcev1.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Name: template, Namespace: Namespace}}
+	for i, driver := range drivers {
+		class := &resourcev1.DeviceClass{
+			ObjectMeta: metav1.ObjectMeta{Name: driver},
+			Spec: resourcev1.DeviceClassSpec{Selectors: []resourcev1.DeviceSelector{{CEL: &resourcev1.CELDeviceSelector{
+				Expression: fmt.Sprintf("device.driver == %q", driver),
+			}}}},
+		}
+		if _, err := client.ResourceV1().DeviceClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+		claims.Spec.Spec.Devices.Requests = append(claims.Spec.Spec.Devices.Requests, resourcev1.DeviceRequest{
+			Name: fmt.Sprint("device-", i), Exactly: &resourcev1.ExactDeviceRequest{DeviceClassName: class.Name},
+		})
 	}
 	_, err := client.ResourceV1().ResourceClaimTemplates(Namespace).Create(ctx, claims, metav1.CreateOptions{})
 	return err

@@ -51,6 +51,38 @@ func TestSixNodesTakeTheWorkersOfTable3(t *testing.T) {
 	checkPartitions(t, p, len(pods))
 }
 
+// A GPU and a NIC below one PCIe root: pods prefer nodes where Dynamic Resource Allocation gives them such a pair, until
+// there is none, although a node with distant devices is emptier.
+func TestPodsPreferNodesWithDevicesBelowOneRoot(t *testing.T) {
+	p := startPlane(t, nil, nil)
+	ctx := t.Context()
+	capacity := Resources{"cpu": "64", "memory": "256Gi"}
+	must(t, CreateNodes(ctx, p.Client, []*v1.Node{Node("far", "s", "l", capacity), Node("near", "s", "l", capacity)}))
+	must(t, CreateDriverClasses(ctx, p.Client, "pair", GPUDriver, NICDriver))
+	roots := map[string]string{"d-0": "pci0000:00", "d-1": "pci0000:80"}
+	must(t, PublishDevices(ctx, p.Client, "near", GPUDriver, roots))
+	must(t, PublishDevices(ctx, p.Client, "near", NICDriver, roots))
+	must(t, PublishDevices(ctx, p.Client, "far", GPUDriver, map[string]string{"d-0": "pci0000:00"}))
+	must(t, PublishDevices(ctx, p.Client, "far", NICDriver, map[string]string{"d-0": "pci0000:80"}))
+	startScheduler(t, p, "scheduler", exampleConfiguration(t))
+	create(t, p, on("near", Pod("load", "load", "cpu", 0, Resources{"cpu": "48"})))
+	for i, want := range []string{"near", "near", "far"} {
+		name := fmt.Sprint("x-", i)
+		create(t, p, Claim(Pod(name, "x", "dense", 0, Resources{"cpu": "2"}), "pair"))
+		if node, _ := waitForPod(ctx, t, p, name, bindLimit); node != want {
+			t.Errorf("pod %s is on node %s, want %s", name, node, want)
+		}
+	}
+	claims, err := p.Client.ResourceV1().ResourceClaims(Namespace).List(ctx, metav1.ListOptions{})
+	must(t, err)
+	for i := range claims.Items {
+		devices := claims.Items[i].Status.Allocation.Devices.Results
+		if len(devices) != 2 || devices[0].Pool == "near" && devices[0].Device != devices[1].Device {
+			t.Errorf("claim %s holds %v", claims.Items[i].Name, devices)
+		}
+	}
+}
+
 // checkPartitions requires that claims hold a number of partitions that do not overlap.
 func checkPartitions(t *testing.T, p *Plane, want int) {
 	t.Helper()

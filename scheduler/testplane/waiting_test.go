@@ -101,6 +101,20 @@ func eventsNameEachRule(t *testing.T, p *Plane) {
 		"0/12 nodes are available", "(rule density)", "(rule nic)", "(rule uplink)", "Insufficient cpu", "by rule spine", "by rule cores", "nearest: node")
 	t.Log(text)
 	clean(t, p)
+
+	// Three groups of a service take the three spines, so the fourth finds none.
+	group := func(number int) *v1.Pod {
+		pod := Pod(fmt.Sprint("group-", number), "grouped", "cpu", 0, Resources{"cpu": "1"})
+		pod.Annotations[kube.GroupAnnotation] = fmt.Sprint(number)
+		return pod
+	}
+	create(t, p, group(0), group(1), group(2))
+	_, pods, err := Bound(t.Context(), p.Client)
+	must(t, err)
+	checkRules(t, p, pods)
+	must(t, CreatePods(t.Context(), p.Client, []*v1.Pod{group(3)}))
+	message(t.Context(), t, p, "group-3", "(rule group)", "12 rejected by rule group")
+	clean(t, p)
 }
 
 func roomAppears(t *testing.T, p *Plane) {
