@@ -9,6 +9,22 @@ import (
 
 // follow keeps the state equal to the nodes and pods of informers.
 func (s *state) follow(factory informers.SharedInformerFactory) ([]cache.InformerSynced, error) {
+	sets, stateful := factory.Apps().V1().ReplicaSets(), factory.Apps().V1().StatefulSets()
+	// Before the handlers, which call it: informers that run already call them at once.
+	s.replicas = func(by owner) int {
+		switch by.kind {
+		case "ReplicaSet":
+			if set, err := sets.Lister().ReplicaSets(by.namespace).Get(by.name); err == nil {
+				return int(ptr.Deref(set.Spec.Replicas, 1))
+			}
+		case "StatefulSet":
+			if set, err := stateful.Lister().StatefulSets(by.namespace).Get(by.name); err == nil {
+				return int(ptr.Deref(set.Spec.Replicas, 1))
+			}
+		}
+		// Other owners, and those that are gone, add no pods that could be foreseen.
+		return 0
+	}
 	nodes, err := factory.Core().V1().Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(object any) { s.nodeEvent(object) },
 		UpdateFunc: func(_, object any) { s.nodeEvent(object) },
@@ -33,23 +49,7 @@ func (s *state) follow(factory informers.SharedInformerFactory) ([]cache.Informe
 	if err != nil {
 		return nil, err
 	}
-	sets, stateful := factory.Apps().V1().ReplicaSets(), factory.Apps().V1().StatefulSets()
-	synced := []cache.InformerSynced{nodes.HasSynced, pods.HasSynced, sets.Informer().HasSynced, stateful.Informer().HasSynced}
-	s.replicas = func(by owner) int {
-		switch by.kind {
-		case "ReplicaSet":
-			if set, err := sets.Lister().ReplicaSets(by.namespace).Get(by.name); err == nil {
-				return int(ptr.Deref(set.Spec.Replicas, 1))
-			}
-		case "StatefulSet":
-			if set, err := stateful.Lister().StatefulSets(by.namespace).Get(by.name); err == nil {
-				return int(ptr.Deref(set.Spec.Replicas, 1))
-			}
-		}
-		// Other owners, and those that are gone, add no pods that could be foreseen.
-		return 0
-	}
-	return synced, nil
+	return []cache.InformerSynced{nodes.HasSynced, pods.HasSynced, sets.Informer().HasSynced, stateful.Informer().HasSynced}, nil
 }
 
 func (s *state) nodeEvent(object any) {
