@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,34 +36,36 @@ class RunFiles:
     """The files of one run.
 
     Args:
-        contents: By role, what can be written as JSON, or the path of a text file, which must stay as it is until `write`.
-
-    Attributes:
-        names: File names by role.
+        contents: By role, what can be written as JSON, or the path of a text file. The text file is not read before `names` or
+            `write` is used, and must then stay as it is until `write` has returned.
     """
 
     def __init__(self, contents: Mapping[str, Any]) -> None:
-        self.names: dict[str, str] = {}
-        self._unwritten: dict[str, bytes | Path] = {}
-        for role, content in contents.items():
-            if isinstance(content, Path):
-                name = f"run-{_sha256(content)}.txt"
-                self._unwritten[name] = content
-            else:
-                text = json.dumps(content).encode()
-                name = f"run-{hashlib.sha256(text).hexdigest()}.json"
-                self._unwritten[name] = text
-            self.names[role] = name
+        self._unwritten: dict[str, bytes | Path] = {
+            role: content if isinstance(content, Path) else json.dumps(content).encode()
+            for role, content in contents.items()
+        }
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """File names by role. The first use reads the text files."""
+        return {
+            role: f"run-{_sha256(content)}.txt"
+            if isinstance(content, Path)
+            else f"run-{hashlib.sha256(content).hexdigest()}.json"
+            for role, content in self._unwritten.items()
+        }
 
     def write(self, folder: Path) -> None:
         """Make all files durable in a folder; files that are there already stay as they are."""
-        for name, content in list(self._unwritten.items()):
-            if not (folder / name).exists():
+        for role, name in self.names.items():
+            content = self._unwritten.get(role)
+            if content is not None and not (folder / name).exists():
                 if isinstance(content, Path):
                     copy_run_file(content, folder / name)
                 else:
                     write_durable(folder / name, content)
-            del self._unwritten[name]
+            self._unwritten.pop(role, None)
 
     def listed(self) -> bytes:
         """The content of the attachment that names them."""
