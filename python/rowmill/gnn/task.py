@@ -260,9 +260,9 @@ def _change(
     found = saved_run(config) if config.train.continues else None
     if found is None:
         return None, graph.nodes
-    saved, state = found
-    before = saved.get("nodes", 0)
-    if saved.get(CHECKSUM) == identity[CHECKSUM] or numbered(state.parts, identity) is not None:
+    before = found.identity.get("nodes", 0)
+    is_current = found.identity.get(CHECKSUM) == identity[CHECKSUM]
+    if is_current or numbered(found.state.parts, identity) is not None:
         return None, before
     if graph.nodes < before:
         raise ConfigError(

@@ -43,7 +43,7 @@ _WRONG_COUNT = re.compile(r"Row #(\d+): Expected \d+ columns, got (\d+): (.*)", 
 class Graph:
     """Triples as numbers, int64 `[n, 3]`: head, relation, tail.
 
-    `entities` and `relations` are the names by number. Entities that occur only in valid or test have the last numbers.
+    `entities` and `relations` are the names by number. New entities that occur only in valid or test have the last numbers.
     """
 
     entities: pa.Array

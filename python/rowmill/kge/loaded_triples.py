@@ -200,8 +200,7 @@ class LoadedTriples(LoadedRun):
                 f"the graph of the run, {path}, does not exist: put it back, or say where it is now with --graph (data= of "
                 "rowmill.load)"
             )
-        known: dict[str, Names | None] = {} if not self.saved.state.parts else self._names_of_run
-        entities, relations = (known.get(kind) for kind in NAME_FILES)
+        entities, relations = (self._names_of_run[kind] for kind in NAME_FILES)
         graph = read_graph(
             path,
             unseen=self.config.kge.unseen,
@@ -276,19 +275,14 @@ class LoadedTriples(LoadedRun):
             return {kind: Names(kind, counts[kind], named[kind]) for kind in counts}
         return {kind: names or Names(kind, counts[kind], None) for kind, names in found.items()}
 
-    @property
+    @cached_property
     def _names_of_run(self) -> dict[str, Names | None]:
-        """The names of the checkpoint by kind; for those of older builds, in the folder of the run. None where it has none."""
+        """The names of the run by kind; None where it has none."""
         counts = {"entity": self.entity_count, "relation": self.relation_count}
-        out = self.saved.out
-        found: dict[str, Names | None] = {}
-        for kind, count in counts.items():
-            file = self.saved.file(NAME_FILES[kind].removesuffix(".txt"))
-            if file is not None:
-                found[kind] = Names.of_file(kind, file, count)
-            else:
-                found[kind] = None if out is None else Names.read(kind, out, count)
-        return found
+        return {
+            kind: Names.of_run(kind, count, self.saved.file, self.saved.out)
+            for kind, count in counts.items()
+        }
 
     def _numbers(self, raw: Any) -> NDArray[np.int64]:
         """Triples `[n, 3]` as numbers."""

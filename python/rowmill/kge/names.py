@@ -20,6 +20,7 @@ with extra("train"):
     import pyarrow.csv as csv
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -39,16 +40,26 @@ class Names:
     names: pa.Array | None
 
     @classmethod
-    def read(cls, kind: str, folder: Path, count: int) -> Names | None:
-        """The first names in the folder of a run; None if its file is missing or has fewer.
+    def of_run(
+        cls, kind: str, count: int, saved: Callable[[str], Path | None], out: Path | None
+    ) -> Names | None:
+        """The names of a run at a checkpoint; None if they are missing.
 
-        There are more if the run has begun with a part that has new ones, and was killed before its first checkpoint.
+        Args:
+            kind: "entity" or "relation".
+            count: Number of names at the checkpoint.
+            saved: The file that the checkpoint has of a role. Checkpoints of older builds have no names.
+            out: The folder of the run, for these. Its files have more names than the checkpoint if the run has begun with new
+                ones, and was killed before it saved them.
         """
-        file = folder / NAME_FILES[kind]
-        return cls.of_file(kind, file, count) if file.is_file() else None
+        name = NAME_FILES[kind]
+        file = saved(name.removesuffix(".txt"))
+        if file is None and out is not None and (out / name).is_file():
+            file = out / name
+        return None if file is None else cls._read(kind, file, count)
 
     @classmethod
-    def of_file(cls, kind: str, file: Path, count: int) -> Names | None:
+    def _read(cls, kind: str, file: Path, count: int) -> Names | None:
         """The first names in a file, one a line; None if it has fewer."""
         table = csv.read_csv(
             file,

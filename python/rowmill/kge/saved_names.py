@@ -32,18 +32,17 @@ class SavedNames:
         """Those of the run that is continued; None for a run that has only its first data.
 
         Raises:
-            DataError: A file with names is missing.
+            DataError: A checkpoint of an older build has no names, and the folder of the run lacks them.
         """
         saved = saved_run(config)
         if saved is None:
             return None
-        identity, state = saved
-        counts = [identity.get(name) for name in ("entities", "relations")]
-        if None in counts or not (config.train.continues or state.parts):
+        counts = [saved.identity.get(name) for name in ("entities", "relations")]
+        if None in counts or not (config.train.continues or saved.state.parts):
             return None
         found: list[Any] = []
-        for kind, count in zip(("entity", "relation"), counts, strict=True):
-            names = Names.read(kind, config.train.out, count or 0)
+        for kind, count in zip(NAME_FILES, counts, strict=True):
+            names = Names.of_run(kind, count or 0, saved.file, config.train.out)
             if names is None:
                 raise DataError(
                     f"{config.train.out / NAME_FILES[kind]} is missing or has fewer than the {count:,} names of the run, "

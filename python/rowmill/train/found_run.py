@@ -13,7 +13,8 @@ from rowmill.config.setting import ConfigError
 from rowmill.distributed import CHECKPOINT_FILE, Manifest
 from rowmill.errors import StoreCorrupt
 from rowmill.size import format_size
-from rowmill.train.state import ATTACHMENT, RunState, described_in, progress_of
+from rowmill.train.run_files import read_run_file
+from rowmill.train.state import ATTACHMENT, RunState, described_in, files_of, progress_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,13 +104,39 @@ def rows_of(config: Config) -> Path:
     return config.train.out / "store" if config.store.path is None else config.store.path
 
 
-def saved_run(config: Config) -> tuple[dict[str, Any], RunState] | None:
-    """Identity and state at the last checkpoint of the run that is resumed or continued; None if there is none."""
+@dataclass(frozen=True)
+class Saved:
+    """What the last checkpoint says of a run.
+
+    Attributes:
+        identity: Its identity.
+        state: Its state.
+        rows: The folder of its rows.
+        files: Names of its files by role.
+    """
+
+    identity: dict[str, Any]
+    state: RunState
+    rows: Path
+    files: dict[str, str]
+
+    def file(self, role: str) -> Any:
+        """The content of a file of the run, of a text file its path; None if the run has none of this role."""
+        return read_run_file(self.rows, self.files[role]) if role in self.files else None
+
+
+def saved_run(config: Config) -> Saved | None:
+    """What the last checkpoint says of the run that is resumed or continued; None if there is none."""
     rows = rows_of(config)
     described = described_run(rows) if config.train.resume and has_checkpoint(rows) else None
     if described is None:
         return None
-    return json.loads(described["identity"]), RunState.from_json(described["state"])
+    return Saved(
+        json.loads(described["identity"]),
+        RunState.from_json(described["state"]),
+        rows,
+        files_of(described),
+    )
 
 
 def saved_sizes(rows: Path) -> dict[str, int | None]:

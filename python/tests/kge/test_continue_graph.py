@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from python.tests.train.parts import left
 from python.tests.train.test_exactly_once import differences
 from rowmill.cli import main
 from rowmill.kge.loaded_triples import LoadedTriples
+from rowmill.kge.task import GraphTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,12 +170,6 @@ def test_wrong_commands_change_nothing(
 
     assert "model.dim was 8 and is 4" in refused("--data", "tuesday", "--dim", "4")
     assert "is not a click model" in refused("--data", "tuesday", "--task", "ctr")
-    names = Path("run/relations.txt")
-    text = names.read_text()
-    names.write_text("r0\n")
-    before = contents(Path("run"))
-    assert "relations.txt is missing or has fewer than the 3 names" in refused("--data", "tuesday")
-    names.write_text(text)
     step = at("run")
     with cut_off(step + 4, monkeypatch):
         command("train", "--continue", "run", "--data", "tuesday", "--checkpoint-every", "2")
@@ -183,6 +178,47 @@ def test_wrong_commands_change_nothing(
     command(
         "train", "--data", "tuesday", "--out", "run", "--resume", "--config", "config.toml", *FLAGS
     )
+
+
+def test_a_checkpoint_of_an_older_build_needs_the_names_in_its_folder(
+    command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_files(_: GraphTask) -> dict[str, Any]:
+        return {}
+
+    with monkeypatch.context() as older:
+        older.setattr(GraphTask, "described", no_files)
+        begin(command)
+    names = Path("run/relations.txt")
+    text = names.read_text()
+    names.write_text("r0\n")
+    before = contents(Path("run"))
+    says = command("train", "--continue", "run", "--data", "tuesday", code=2)
+    assert "relations.txt is missing or has fewer than the 3 names" in says
+    assert contents(Path("run")) == before
+    names.write_text(text)
+    command("train", "--continue", "run", "--data", "tuesday")
+    assert Path("run/relations.txt").read_text().startswith(text)
+
+
+def test_the_names_of_the_checkpoint_count(command: Callable[..., str]) -> None:
+    """Of a restored run, of a run altered from its rows alone, and of one whose text files were changed."""
+    begin(command)
+    url = Path("url").absolute().as_uri()
+    command("push", "run/store", url)
+    command("restore", url, "restored/store")
+    shutil.copytree("run/store", "rows")
+    command("alter", "rows", "--out", "altered", "--eps", "1e-6")
+    shutil.copytree("run", "changed")
+    for name in ("entities.txt", "relations.txt"):
+        Path("changed", name).write_text("r9\n" * 90)
+        assert not Path("restored", name).exists()
+    found: list[dict[str, dict[str, list[float]]]] = []
+    for run in ("run", "restored", "altered", "changed"):
+        command("train", "--continue", run, "--data", "tuesday", "--row-lr", "0")
+        found.append(vectors(run))
+        check_whole(Path(run, "store"))
+    assert found[1:] == found[:1] * 3
 
 
 def test_a_run_with_another_dim_is_continued(command: Callable[..., str]) -> None:
