@@ -26,6 +26,7 @@ from rowmill.ctr.metrics import ClickMetrics, TestMetrics, of_label
 from rowmill.ctr.models import DIEN
 from rowmill.ctr.rows import plain_rows, stored_rows, table_sizes
 from rowmill.ctr.saved_columns import SavedColumns
+from rowmill.errors import DataError
 from rowmill.train.backend import CPU
 from rowmill.train.dense import dense_optimizer, dense_precision
 from rowmill.train.identity import CHECKSUM, unknown_data
@@ -164,9 +165,19 @@ class ClickTask:
         return is_log_name(name)
 
     def take(self, file: Path) -> None:
-        """Train on all rows of this file from now on."""
+        """Train on all rows of this file from now on.
+
+        Raises:
+            DataError: It begins with the rows of an earlier part, which had other columns, and has more rows.
+        """
         schema, saved = self.log.source.schema, self.log.saved
         known = None if saved is None else saved.known(file, schema)
+        if known is not None and known.rows != known.part.rows:
+            # Its rows would not be read, and not be trained on.
+            raise DataError(
+                f"{file} ({known.rows:,} rows) begins with the rows of {known.part.data or 'the first data of the run'} "
+                f"({known.part.rows:,} rows), which were trained on: leave only the new rows in it"
+            )
         source = open_source(file, schema) if known is None else NoRows(schema, known.rows)
         rows, way = source.rows, self.log.way
         if isinstance(way, Vocabulary):

@@ -297,6 +297,14 @@ def test_a_folder_is_followed_with_other_columns(
     says = command(*follow, *until, code=2)
     assert "in/part-000.parquet has the rows of part 1 of the data" in says
     Path("in/part-000.parquet").unlink()
+    whole = _arrow.concat_tables(map(_parquet.read_table, days), promote_options="default")
+    pq.write_table(whole, "in/grown.parquet")
+    says = command(*follow, "--until", "grown.parquet", code=2)
+    assert (
+        "in/grown.parquet (3,300 rows) begins with the rows of days/part-000.parquet (1,100 rows)"
+        in says
+    )
+    Path("in/grown.parquet").unlink()
     assert "id column C4 dropped" in command(*follow, *until)
     assert "Nothing to do" in command("train", "--continue", "run", "--data", days[0])
     command("train", "--continue", "run", "--data", days[2])
