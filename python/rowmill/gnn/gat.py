@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import elu, embedding_bag, leaky_relu
 
+from rowmill.gnn.node_dropout import node_dropout
 from rowmill.gnn.sampler import check_blocks
-from rowmill.nn.dropout import dropout, named_dropout
+from rowmill.nn.dropout import named_dropout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,13 +51,12 @@ class GatLayer(nn.Module):
         to_target = (mapped[: block.targets] * self.of_target).sum(-1)
         scores = leaky_relu(from_source[indices] + to_target[owners], _SLOPE)
         shares = _softmax(scores, owners, block.targets)
-        if nodes is None:
-            shares = dropout(shares, self.attention_dropout, training=self.training)
-        else:
+        names = None
+        if nodes is not None:
             # An edge is named by its target and its place in the target's list, which are those of the whole batch.
             places = torch.arange(len(owners)) - indptr[owners]
             names = (nodes[owners] << _PLACE_BITS) + places
-            shares = named_dropout(shares, self.attention_dropout, names, training=self.training)
+        shares = named_dropout(shares, self.attention_dropout, names, training=self.training)
         return _weighted_sums(mapped, indptr, indices, shares)
 
 
@@ -112,17 +112,12 @@ class GAT(nn.Module):
                 the sample, so that ranks with parts of a batch drop what one rank would.
         """
         check_blocks(vectors, blocks, layers=len(self.layers))
-        vectors = self._drop_out(vectors, self.feature_dropout, nodes)
+        vectors = node_dropout(vectors, self.feature_dropout, nodes, training=self.training)
         *hidden, last = self.layers
         for layer, bias, block in zip(hidden, self.biases, reversed(blocks), strict=False):
             made = elu(layer(vectors, block, nodes).flatten(1) + bias)
-            vectors = self._drop_out(made, self.dropout, nodes)
+            vectors = node_dropout(made, self.dropout, nodes, training=self.training)
         return last(vectors, blocks[0], nodes).mean(1) + self.biases[-1]
-
-    def _drop_out(self, vectors: Tensor, share: float, nodes: Tensor | None) -> Tensor:
-        if nodes is None:
-            return dropout(vectors, share, training=self.training)
-        return named_dropout(vectors, share, nodes[: len(vectors)], training=self.training)
 
 
 def _with_themselves(block: Block) -> tuple[Tensor, Tensor, Tensor]:

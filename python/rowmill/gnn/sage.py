@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, relu
 
+from rowmill.gnn.node_dropout import node_dropout
 from rowmill.gnn.sampler import check_blocks
-from rowmill.nn.dropout import dropout, named_dropout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,16 +85,11 @@ class GraphSAGE(nn.Module):
                 the sample, so that ranks with parts of a batch drop what one rank would.
         """
         check_blocks(vectors, blocks, layers=len(self.layers))
-        vectors = self._drop_out(vectors, self.feature_dropout, nodes)
+        vectors = node_dropout(vectors, self.feature_dropout, nodes, training=self.training)
         *hidden, last = self.layers
         for layer, norm, block in zip(hidden, self.norms, reversed(blocks), strict=False):
             made = relu(norm(layer(vectors, block)))
             if self.residual and vectors.shape[1] == made.shape[1]:
                 made = made + vectors[: block.targets]
-            vectors = self._drop_out(made, self.dropout, nodes)
+            vectors = node_dropout(made, self.dropout, nodes, training=self.training)
         return last(vectors, blocks[0])
-
-    def _drop_out(self, vectors: Tensor, share: float, nodes: Tensor | None) -> Tensor:
-        if nodes is None:
-            return dropout(vectors, share, training=self.training)
-        return named_dropout(vectors, share, nodes[: len(vectors)], training=self.training)

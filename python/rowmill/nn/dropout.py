@@ -47,7 +47,9 @@ def dropout(
     return (weights * kept).mul_(_LEVELS / (_LEVELS - left_out))
 
 
-def named_dropout(weights: Tensor, share: float, names: Tensor, *, training: bool = True) -> Tensor:
+def named_dropout(
+    weights: Tensor, share: float, names: Tensor | None, *, training: bool = True
+) -> Tensor:
     """Dropout whose random bits depend on the names of rows, and not on their order or on the other rows.
 
     Ranks with equal random streams, each with some of the rows of a batch, drop what one rank with all rows would.
@@ -55,9 +57,11 @@ def named_dropout(weights: Tensor, share: float, names: Tensor, *, training: boo
     Args:
         weights: As in `dropout`; the first dimension is that of the rows.
         share: As in `dropout`.
-        names: int64, a number per row.
+        names: int64, a number per row; None: `dropout`, whose random bits depend on the order.
         training: As in `dropout`.
     """
+    if names is None:
+        return dropout(weights, share, training=training)
     left_out = min(round(share * _LEVELS), _LEVELS - 1)
     if left_out == 0 or not training:
         return weights
