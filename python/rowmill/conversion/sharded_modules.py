@@ -85,7 +85,10 @@ class ShardedEmbedding(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Look up the rows of ids of any shape: float32 `[*input.shape, D]`. A collective."""
-        out = self.rows(_or_error(lambda: _single_ids({self._name: as_long(input).reshape(-1)})))
+        ids = _or_error(
+            lambda: RaggedBatch.from_single_ids({self._name: as_long(input).reshape(-1)})
+        )
+        out = self.rows(ids)
         return out.reshape(*input.shape, out.shape[1]).to(input.device)
 
 
@@ -175,7 +178,7 @@ class ShardedKeyedRows(nn.Module):
             keyed.name: torch.cat([batch.bags(name)[0] for name in keyed.features])
             for keyed in self._tables
         }
-        return _single_ids(ids)
+        return RaggedBatch.from_single_ids(ids)
 
 
 ShardedModule = ShardedEmbeddingBag | ShardedEmbedding | ShardedKeyedBags | ShardedKeyedRows
@@ -222,15 +225,6 @@ def put_shared(
             ranks.wait(dist.broadcast(chunk, src=0, group=ranks.group, async_op=True), call)
             kept = collections[table].kept_here(table, torch.arange(start, start + len(chunk)))
             table.put(kept, chunk[kept - start])
-
-
-def _single_ids(ids: Mapping[str, Tensor]) -> RaggedBatch:
-    """A bag per id. Features with fewer ids than others have empty bags at their end."""
-    size = max(len(of) for of in ids.values())
-    lengths = torch.zeros(len(ids), size, dtype=torch.int64)
-    for place, of in enumerate(ids.values()):
-        lengths[place, : len(of)] = 1
-    return RaggedBatch.from_lengths(tuple(ids), torch.cat(list(ids.values())), lengths)
 
 
 def _places(keys: Sequence[str], batch: RaggedBatch) -> list[int]:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from rowmill.kge.ranking import AnswerRanks
@@ -66,24 +65,19 @@ class RankedGraphRows(RankedRows):
         """The entities and relations of this rank's part of a batch."""
         return self._asked(batch.entities, batch.relations)
 
-    def split(self, vectors: Tensor, entities: int, relations: int) -> tuple[Tensor, Tensor]:
-        """The rows of so many entities and relations, from a result of the collection."""
-        dim = self.tables[0].dim
-        return vectors[:entities, :dim], vectors[:relations, dim:]
+    def rows_of(self, vectors: Tensor, entities: int, relations: int) -> tuple[Tensor, Tensor]:
+        """The first rows of a result of `collection`: those of this many entities, and of this many relations."""
+        of_entities, of_relations = self.collection.split(vectors).values()
+        return of_entities[:entities], of_relations[:relations]
 
     def get(self, entities: Tensor, relations: Tensor) -> tuple[Tensor, Tensor]:
         """The rows of entities and relations, each `[n]`. A collective."""
         found = self.collection(self._asked(entities, relations))
-        return self.split(found, len(entities), len(relations))
+        return self.rows_of(found, len(entities), len(relations))
 
     def _asked(self, entities: Tensor, relations: Tensor) -> RaggedBatch:
-        # A sample is one entity and one relation. The shorter list is padded with empty bags.
-        lists = (entities, relations)
-        lengths = torch.zeros(2, max(map(len, lists)), dtype=torch.int64)
-        for place, ids in enumerate(lists):
-            lengths[place, : len(ids)] = 1
         names = [table.name for table in self.tables]
-        return RaggedBatch.from_lengths(names, torch.cat(lists), lengths)
+        return RaggedBatch.from_single_ids(dict(zip(names, (entities, relations), strict=True)))
 
 
 class _Lookup(nn.Module):
@@ -142,9 +136,8 @@ class RankedGraphTask(GraphTask):
     def loss(self, batch: GraphBatch, rows: Any) -> tuple[Tensor, float]:
         """This rank's share of the loss, with and without penalties. `rows` is the pipeline's prepared lookup."""
         assert batch.part is not None
-        found = self.rows.split(
-            self.rows.collection(rows), len(batch.entities), len(batch.relations)
-        )
+        vectors = self.rows.collection(rows)
+        found = self.rows.rows_of(vectors, len(batch.entities), len(batch.relations))
         loss, shown = super().loss(batch, found)
         return loss * batch.part.share, shown * batch.part.share
 

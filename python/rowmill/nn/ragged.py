@@ -84,6 +84,22 @@ class RaggedBatch:
         return cls(tuple(features), values, torch.arange(values.numel() + 1))
 
     @classmethod
+    def from_single_ids(cls, ids: Mapping[str, Tensor]) -> RaggedBatch:
+        """Make a batch of bags with one id each: sample n has id n of every feature, int64 `[n]`.
+
+        B is the number of ids of the longest feature. Shorter features have empty bags at their end.
+
+        Examples:
+            >>> ids = {"user": torch.tensor([7, 8]), "shop": torch.tensor([3])}
+            >>> RaggedBatch.from_single_ids(ids).offsets.tolist()
+            [0, 1, 2, 3, 3]
+        """
+        lengths = torch.zeros(len(ids), max(map(len, ids.values())), dtype=torch.int64)
+        for place, of in enumerate(ids.values()):
+            lengths[place, : len(of)] = 1
+        return cls.from_lengths(tuple(ids), torch.cat(list(ids.values())), lengths)
+
+    @classmethod
     def from_lists(cls, bags: Mapping[str, Sequence[Sequence[int]]]) -> RaggedBatch:
         """Make a batch from lists of ids: for each feature one list per sample."""
         lengths = [len(bag) for feature in bags.values() for bag in feature]
