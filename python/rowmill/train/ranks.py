@@ -45,13 +45,3 @@ def check_alone(config: Config) -> None:
             f"train.backend = {config.train.backend!r} needs many ranks: start the command with torchrun, or drop "
             "--backend"
         )
-
-
-def check_of_ranks(config: Config) -> None:
-    """Raise `ConfigError` for settings that work only in one process."""
-    for name, tables in (("rows", config.rows.tables), ("warm_start", config.warm_start.tables)):
-        if tables:
-            raise ConfigError(
-                f"{name}.tables.{next(iter(tables))} works only in one process: drop [{name}.tables], or start the command "
-                "without torchrun"
-            )

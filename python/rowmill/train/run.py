@@ -35,13 +35,7 @@ from rowmill.train.machine import bit_conditions, describe_machine, resident_byt
 from rowmill.train.out import run_folder
 from rowmill.train.progress import RunProgress
 from rowmill.train.pusher import Pusher
-from rowmill.train.ranks import (
-    check_alone,
-    check_of_ranks,
-    is_first,
-    rank_conditions,
-    started_ranks,
-)
+from rowmill.train.ranks import check_alone, is_first, rank_conditions, started_ranks
 from rowmill.train.replacement import Replacement
 from rowmill.train.report import clear_report, figures_of, read_report, write_report
 from rowmill.train.rows import StoredRows, check_tables, row_eviction, row_optimizer
@@ -165,9 +159,7 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
     torch.set_num_threads(threads)
     if alone:
         check_alone(config)
-    else:
-        check_of_ranks(config)
-    if not alone and config.store.lookahead is None:
+    elif config.store.lookahead is None:
         config = replace(config, store=replace(config.store, lookahead=_LOOKAHEAD_OF_RANKS))
     with (
         run_folder(config) if alone else nullcontext() as folder,

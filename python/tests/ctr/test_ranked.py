@@ -391,6 +391,9 @@ def test_under_torchrun_the_other_rank_names_a_killed_rank(
     [
         ("model", "kind", "dien", "model.kind = 'dien'"),
         ("train", "plain", True, "train.plain"),
+        ("data", "follow", True, "data.follow"),
+        ("rows", "tables", {"C1": {"lr": 0.5}}, "rows.tables"),
+        ("warm_start", "tables", {"C1": "vectors.npy"}, "warm_start.tables"),
         ("store", "feed", "1MiB", "store.feed"),
         ("checkpoint", "push", "file:///tmp/there", "checkpoint.push"),
     ],
