@@ -45,13 +45,13 @@ model = Model(names)
 placement = {"ebc.embedding_bags.t_clicks": "whole:0"}
 with closing(checkpoint.open(memory="64MiB", seed=1)) as store:
     # The three lines that shard the model.
-    sgd = rowmill.optim.RowwiseAdagrad(lr=0.05)
+    adagrad = rowmill.optim.RowwiseAdagrad(lr=0.05)
     new = not store.table_names()
     rowmill.convert(
         model,
         store=store,
         ranks=ranks,
-        optimizer=sgd,
+        optimizer=adagrad,
         placement=placement if new else None,
         reuse=True,
     )

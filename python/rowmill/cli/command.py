@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="continued",
         type=_path,
         metavar="RUN",
-        help="train the click model in RUN, the --out of an earlier command, on new data; settings that are not given "
+        help="train the model in RUN, the --out of an earlier command, on new data; settings that are not given "
         "are those of RUN",
     )
     train.add_argument(

@@ -76,9 +76,8 @@ class NewGraph:
         self._nodes = (nodes_before, nodes)
 
     @property
-    def columns_before(self) -> dict[str, Any]:
-        """Empty: a graph has no columns."""
-        return {}
+    def columns_before(self) -> None:
+        """None: a graph has no columns."""
 
     def __str__(self) -> str:
         before, now = self._nodes

@@ -114,8 +114,8 @@ class Change(Protocol):
     """What a task changes of the dense half when the next part of the data begins."""
 
     @property
-    def columns_before(self) -> dict[str, Any]:
-        """The columns of the parts before, as JSON."""
+    def columns_before(self) -> dict[str, Any] | None:
+        """The columns of the parts before, as JSON; None: they have none."""
         ...
 
     def adapted(
