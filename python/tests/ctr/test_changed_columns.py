@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from python.tests.partition.runs import CLICK_MODELS
 from rowmill.config.config import section_from
 from rowmill.config.setting import ConfigError
 from rowmill.ctr.changed_columns import ChangedColumns, known_columns
@@ -32,18 +33,6 @@ if TYPE_CHECKING:
 
     from rowmill.config.sections import ModelConfig
 
-KINDS = (
-    "dlrm",
-    "dcn_v2",
-    "ffnn",
-    "wide_deep",
-    "mt_wide_deep",
-    "ncf",
-    "two_tower",
-    "din",
-    "dien",
-    "bst",
-)
 B, DIM, PLACES = 6, 4, 3
 NUMERIC = ("n1", "n2", "n3", "n4")
 IDS = ("user", "item", "shop", "city", "hour")
@@ -146,7 +135,7 @@ def moved(change: ChangedColumns, model: Any, optimizer: Any, new: Any, new_opti
 adam = partial(torch.optim.Adam, lr=0.01)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLICK_MODELS)
 @pytest.mark.parametrize("deep", [[8, 6], []])
 def test_input_names_are_those_of_the_weights(kind: str, deep: list[int]) -> None:
     config = model_config(kind, deep=deep)
@@ -168,7 +157,7 @@ def test_input_names_are_those_of_the_weights(kind: str, deep: list[int]) -> Non
     assert differing <= set(input_names(config, small))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLICK_MODELS)
 @pytest.mark.parametrize("deep", [[8, 6], []])
 def test_an_added_column_changes_no_prediction_and_then_learns(kind: str, deep: list[int]) -> None:
     config = model_config(kind, deep=deep)
@@ -201,7 +190,7 @@ def with_zero(model: Any, config: ModelConfig, schema: Schema, name: str) -> Ten
     return logits(other, schema, (name,))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "ncf"])
+@pytest.mark.parametrize("kind", [kind for kind in CLICK_MODELS if kind != "ncf"])
 def test_a_dropped_column_acts_as_zeros(kind: str) -> None:
     config = model_config(kind)
     before, after = (

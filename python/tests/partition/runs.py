@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
     from rowmill.config.config import Config
 
+CLICK_MODELS = (
+    *("dlrm", "dcn_v2", "ffnn", "wide_deep", "mt_wide_deep"),
+    *("ncf", "two_tower", "din", "dien", "bst"),
+)
 OVER_HISTORIES = ("two_tower", "din", "dien", "bst")
 ROWS, TRAIN_ROWS = 700, 500
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import rowmill
-from python.tests.partition.runs import ROWS, TRAIN_ROWS, trained, write_log
+from python.tests.partition.runs import CLICK_MODELS, ROWS, TRAIN_ROWS, trained, write_log
 from python.tests.ports import free_port
 from python.tests.train.configs import quiet
 from rowmill.cli import main
@@ -34,19 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rowmill.config.config import Config
-
-MODELS = [
-    "dlrm",
-    "dcn_v2",
-    "ffnn",
-    "wide_deep",
-    "mt_wide_deep",
-    "ncf",
-    "two_tower",
-    "din",
-    "dien",
-    "bst",
-]
 
 
 def held_out(folder: Path, *, labels: bool) -> Path:
@@ -85,7 +72,7 @@ def scores_of(table: pa.Table) -> torch.Tensor:
     return torch.from_numpy(np.stack([table[name].to_numpy() for name in names], axis=1))
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", CLICK_MODELS)
 def test_predict_and_the_bundle_give_the_scores_of_the_trainer(kind: str, tmp_path: Path) -> None:
     config = trained(tmp_path, kind)
     expected = trainer_scores(config)
