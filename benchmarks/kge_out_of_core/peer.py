@@ -11,13 +11,12 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks.kge_out_of_core.shape import Shape
-from benchmarks.kge_out_of_core.stored import MeasuredGraphTask
 from benchmarks.peer_loop import Keys, PeerLoop, PeerSide
 from benchmarks.peer_rows import PeerRows
 from rowmill.config import Config, RowsConfig, StoreConfig
 from rowmill.kge import GraphBatch, GraphBatches
 from rowmill.kge.graph import Graph
-from rowmill.kge.task import graph_tables
+from rowmill.kge.task import GraphTask, graph_tables
 from rowmill.optim import Adagrad
 from rowmill.store import Store
 from rowmill.train.rows import StoredRows, open_rows, row_optimizer
@@ -40,7 +39,7 @@ def rows_of(shape: Shape) -> int:
     return shape.entities + 2 * shape.relations
 
 
-class PeerGraphTask(MeasuredGraphTask):
+class PeerGraphTask(GraphTask):
     """The task with rows in a peer. Its own store only holds the rows of the small graph in `config`."""
 
     def __init__(

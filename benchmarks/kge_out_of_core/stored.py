@@ -2,7 +2,6 @@
 
 from collections.abc import Generator
 from contextlib import closing, contextmanager
-from typing import Any
 
 from rich.console import Console
 
@@ -19,19 +18,11 @@ from rowmill.train.run import Trainer
 _PUT_ROWS = 65_536
 
 
-class MeasuredGraphTask(GraphTask):
-    """The task without the files of a run: it is never queried by name."""
-
-    def described(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-
-def task_of(config: Config, graph: Graph, store: Store) -> MeasuredGraphTask:
+def task_of(config: Config, graph: Graph, store: Store) -> GraphTask:
     """The task over the rows of a store."""
     rows = StoredRows(store, graph_tables(store, config, graph), Console(quiet=True))
     batches = GraphBatches(graph, config.kge, batch=config.train.batch, seed=config.train.seed)
-    return MeasuredGraphTask(config, graph, rows, batches, {})
+    return GraphTask(config, graph, rows, batches, {})
 
 
 @contextmanager
