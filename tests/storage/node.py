@@ -18,13 +18,14 @@ BLOCK_BYTES = 4096
 class Node:
     """A node with one subsystem. It keeps its port, its name and its data when it is started again."""
 
-    def __init__(self, folder: Path, namespace: str) -> None:
+    def __init__(self, folder: Path, namespace: str, access: str = 'any_host = "write"') -> None:
         self.port = 0
         """0: any free port, which the first start chooses."""
         self.name = ""
         """NQN of the subsystem."""
         self._folder = folder
         self._namespace = namespace
+        self._access = access
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
@@ -36,8 +37,8 @@ class Node:
             log_level = "warn"
             [[subsystem]]
             folder = "disk"
-            any_host = "write"
             {self._namespace}
+            {self._access}
         """)
         command = [sys.executable, "-m", "rowmill", "storage", "serve", "--config", config]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -75,6 +76,13 @@ def serving_blocks(folder: Path, *, blocks: int, content: bytes = b"") -> Genera
 def serving_rows(folder: Path, *, store: Path) -> Generator[Node]:
     """A node with a namespace of the rows of a store."""
     with _running(Node(folder, f'store = "{store}"\nmemory = "32MiB"')) as node:
+        yield node
+
+
+@contextmanager
+def serving_filled_rows(folder: Path, *, access: str) -> Generator[Node]:
+    """A node with a namespace of rows that no host has filled yet."""
+    with _running(Node(folder, 'filled = true\nmemory = "64MiB"', access)) as node:
         yield node
 
 

@@ -1,3 +1,5 @@
+//! A client of a storage node: one controller, with a thread that waits for all its sockets and reconnects.
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -45,7 +47,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`HostError::Connect`] says why, [`HostError::Start`] what the system lacks.
+    /// [`HostError::Connect`] if the node cannot be reached, [`HostError::Start`] if a thread cannot be started.
     pub fn connect(url: &NvmeUrl, settings: &HostSettings) -> Result<Client, HostError> {
         let start = |source| HostError::Start { url: url.to_string(), source };
         let runtime =
@@ -191,7 +193,7 @@ impl Drop for Driver {
     }
 }
 
-/// What the thread of a client does.
+/// The work of the thread of a client.
 struct Keeper {
     url: NvmeUrl,
     settings: HostSettings,

@@ -165,6 +165,9 @@ fn advice(status: Status) -> &'static str {
         Status::ACCESS_DENIED => ": give this host the role \"write\" in the node's settings",
         Status::RATE_EXCEEDED => ": send fewer ids per second, or raise the node's limit",
         Status::FEED_GAP => ": fill the namespace again",
+        Status::CAPACITY_EXCEEDED => {
+            ": the node's log names the disk that is full, or the memory that its settings need"
+        }
         Status::UNRECOVERED_READ_ERROR => ": the node's error log names table and block",
         _ => "",
     }

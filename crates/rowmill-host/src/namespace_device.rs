@@ -1,3 +1,5 @@
+//! A namespace of blocks as a device of `rowmill-io`.
+
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;

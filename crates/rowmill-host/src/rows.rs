@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rowmill_nvme::{
-    Command, Exchange, Fetch, FetchHeader, Form, RowDtype, Status, TableEntry, TableSpec, VendorArea,
-    encode_begin, encode_frame, io, page, parse_tables,
+    Command, Exchange, Fetch, FetchHeader, Form, RowDtype, Status, TableEntry, TableSpec, VENDOR_VERSION,
+    VendorArea, encode_begin, encode_frame, io, page, parse_tables,
 };
 use rowmill_rows::IdBag;
 use zerocopy::{Immutable, IntoBytes};
@@ -112,8 +112,13 @@ impl Rows {
         let ready = client.ready();
         let wrong = |reason: String| HostError::Namespace { url: url.to_string(), reason };
         let Some(area) = ready.area else {
-            return Err(wrong("has no rows: its controller knows no commands on rows".into()));
+            return Err(wrong(
+                "has no rows, because its controller knows no commands on them: name a subsystem with store or filled in the \
+                 settings of a storage node"
+                    .into(),
+            ));
         };
+        check_version(&client)?;
         let namespaces = url.namespace.map_or_else(|| ready.namespaces.clone(), |number| vec![number]);
         let mut found = Vec::new();
         for &number in &namespaces {
@@ -124,7 +129,10 @@ impl Rows {
             }
         }
         match found.len() {
-            0 if url.namespace.is_some() => Err(wrong("is no namespace of rows".into())),
+            0 if url.namespace.is_some() => {
+                let all = &ready.namespaces;
+                Err(wrong(format!("is no namespace of rows: the subsystem has the namespaces {all:?}")))
+            }
             0 => Err(wrong(format!("has no namespace of rows among {namespaces:?}"))),
             1 => {
                 let (namespace, tables) = found.remove(0);
@@ -163,6 +171,8 @@ impl Rows {
     }
 
     fn read_again(&self) -> Result<Arc<Tables>, HostError> {
+        // Another node may have the address since the last connection.
+        check_version(&self.client)?;
         let tables = Arc::new(read_tables(&self.client, self.namespace)?);
         *self.tables.lock() = Arc::clone(&tables);
         Ok(tables)
@@ -476,6 +486,21 @@ impl Rows {
 
     fn argument(&self, reason: String) -> HostError {
         HostError::Argument { url: self.url.clone(), reason }
+    }
+}
+
+/// Refuse a node that has other layouts of the commands on rows.
+fn check_version(client: &Client) -> Result<(), HostError> {
+    match client.ready().area.map(|area| area.version.get()) {
+        Some(version) if version != VENDOR_VERSION => {
+            let older = if version < VENDOR_VERSION { "the node" } else { "this host" };
+            let reason = format!(
+                "has version {version} of the commands on rows, and this host has version {VENDOR_VERSION}: install a newer \
+                 rowmill on {older}"
+            );
+            Err(HostError::Namespace { url: client.url().to_owned(), reason })
+        }
+        _ => Ok(()),
     }
 }
 

@@ -1,3 +1,5 @@
+//! Settings of a client: the names and keys by which it authenticates, and its limits.
+
 use std::fs;
 use std::io;
 use std::time::Duration;
@@ -5,20 +7,20 @@ use std::time::Duration;
 use ring::rand::{SecureRandom, SystemRandom};
 use rowmill_nvme::{Digests, HostIdentity, Nqn};
 
-/// What a client is known by, and its limits.
+/// The identity of a client, and its limits.
 #[derive(Clone, Debug)]
 pub struct HostSettings {
     /// Name, UUID and keys of this host.
     pub identity: HostIdentity,
     /// Checksums of all bytes on the wire. Both by default.
     pub digests: Digests,
-    /// I/O queues, each a TCP connection of its own.
+    /// Number of I/O queues; each has its own TCP connection.
     pub io_queues: u16,
     /// Most commands at a time of one I/O queue: at least 2. Their data is in memory: up to 512 KiB each.
     pub commands_max: usize,
     /// The node drops this host when it hears nothing for so long, and this host the node: at least 1 ms.
     pub keep_alive: Duration,
-    /// A connection on which a command has no answer for so long is given up.
+    /// A connection is closed if a command has no answer for this time.
     pub command_time: Duration,
     /// Time to connect and authenticate.
     pub connect_time: Duration,

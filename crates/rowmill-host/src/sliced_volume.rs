@@ -1,3 +1,5 @@
+//! A volume for a store on a namespace of blocks, which it divides into slices for its devices.
+
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -34,7 +36,7 @@ pub struct SlicedVolume {
     _lock: Box<dyn VolumeLock>,
 }
 
-/// What the volume and its devices share.
+/// State that the volume and its devices share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) local: Arc<dyn Volume>,
@@ -43,7 +45,7 @@ pub(crate) struct Shared {
     pub(crate) slice_bytes: u64,
     id: String,
     files: Mutex<BTreeMap<String, Arc<SlicedFile>>>,
-    /// Grows with every change of what the table says.
+    /// Grows with every change of the table.
     pub(crate) version: AtomicU64,
     /// The version that is durable. Its lock admits one save at a time.
     saved: Mutex<u64>,
@@ -107,7 +109,7 @@ impl SlicedVolume {
 }
 
 impl Shared {
-    /// Flush the device, and make a table durable that names what it holds.
+    /// Flush the device, then make a table durable that names its content.
     pub(crate) fn save(&self) -> Result<(), DeviceError> {
         let mut saved = self.saved.lock();
         // In this order: a slice that is freed later may still be in the table, and what is written later may be missing.

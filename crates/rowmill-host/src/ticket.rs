@@ -27,7 +27,7 @@ pub struct Request {
 pub struct Completed {
     /// The result of its completion.
     pub result: u64,
-    /// What it read.
+    /// Data that it read.
     pub data: Vec<u8>,
     /// The number of the connection that executed it, from 1 on. After a reconnect it is larger.
     pub connection: u64,

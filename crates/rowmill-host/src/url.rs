@@ -1,3 +1,5 @@
+//! URLs of namespaces on storage nodes.
+
 use std::fmt;
 use std::str::FromStr;
 

@@ -6,14 +6,16 @@
 
 mod common;
 
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::tables::{self, DENSE_ROWS, spec};
 use common::{serve_rows, serve_rows_at, settings, soon};
-use rowmill_host::{Client, HostError, NvmeUrl, Rows};
-use rowmill_nvme::Status;
+use rowmill_host::{Client, HostError, HostSettings, NvmeUrl, Rows};
+use rowmill_nvme::{Digests, Status, VENDOR_VERSION};
 use rowmill_store::{Dtype, IdBag, IdRange, Pooling, Store, Table};
 use rowmill_testkit::Rng64;
 
@@ -215,6 +217,51 @@ fn wrong_requests_are_told() {
     let started = Instant::now();
     let error = pool("users", &[1], &[0, 1], started + Duration::from_millis(300));
     assert!(matches!(error, HostError::TimedOut { .. }) && started.elapsed() < common::PATIENCE, "{error}");
+}
+
+/// Pass what a node sends, with another version in the vendor area of Identify Controller.
+fn change_version(mut node: &TcpStream, mut host: &TcpStream, version: u16) -> io::Result<()> {
+    const AREA: &[u8] = b"rowmill\0";
+    loop {
+        let mut pdu = vec![0; 8];
+        node.read_exact(&mut pdu)?;
+        let bytes = u32::from_le_bytes(pdu[4..8].try_into().unwrap());
+        pdu.resize(bytes as usize, 0);
+        node.read_exact(&mut pdu[8..])?;
+        if let Some(at) = pdu.windows(AREA.len()).position(|window| window == AREA) {
+            pdu[at + AREA.len()..][..2].copy_from_slice(&version.to_le_bytes());
+        }
+        host.write_all(&pdu)?;
+    }
+}
+
+#[test]
+fn a_node_of_another_version_is_refused_with_both_versions() {
+    let (_folder, store) = store();
+    let served = serve_rows(&store);
+    for (version, newer) in [(VENDOR_VERSION - 1, "the node"), (VENDOR_VERSION + 1, "this host")] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("nvme+tcp://{}/{}", listener.local_addr().unwrap(), served.name);
+        let url: NvmeUrl = url.parse().unwrap();
+        let address = served.address;
+        std::thread::spawn(move || {
+            for host in listener.incoming() {
+                let (host, node) = (host.unwrap(), TcpStream::connect(address).unwrap());
+                let (from_host, to_node) = (host.try_clone().unwrap(), node.try_clone().unwrap());
+                std::thread::spawn(move || io::copy(&mut &from_host, &mut &to_node));
+                std::thread::spawn(move || change_version(&node, &host, version));
+            }
+        });
+        // The changed bytes have no digest then.
+        let settings = HostSettings { digests: Digests { header: true, data: false }, ..settings() };
+        let error = Rows::open(Arc::new(Client::connect(&url, &settings).unwrap()), &url).unwrap_err();
+        let expected = format!(
+            "has version {version} of the commands on rows, and this host has version {VENDOR_VERSION}: install a newer \
+             rowmill on {newer}"
+        );
+        assert!(error.to_string().ends_with(&expected), "{error}");
+    }
+    served.end();
 }
 
 #[test]

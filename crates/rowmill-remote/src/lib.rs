@@ -3,7 +3,8 @@
 //!
 //! [`push`] copies a checkpoint to a URL while training continues, [`checkpoints`] lists the checkpoints at a
 //! URL, and [`restore`] makes a folder of one that opens as a store at exactly that checkpoint. `layout`
-//! describes the objects at a URL. The rules:
+//! describes the objects at a URL. [`write_object`] and its like are for the checkpoints of many ranks, whose
+//! stores each push to a URL below the common one. The rules:
 //!
 //! - A checkpoint becomes visible atomically, by one conditional request after all its objects are uploaded.
 //! - No object of a visible checkpoint is removed. The next push removes all other objects, including those
@@ -17,6 +18,7 @@
 mod error;
 mod history;
 mod layout;
+mod objects;
 mod push;
 mod remote;
 mod restore;
@@ -26,6 +28,7 @@ mod tests;
 
 pub use error::RemoteError;
 pub use history::{RemoteCheckpoint, checkpoints};
+pub use objects::{list_objects, read_object, remove_objects, write_object};
 pub use push::{PushInfo, push};
 pub use remote::Remote;
 pub use restore::{RestoreInfo, restore};

@@ -48,7 +48,7 @@ pub enum ListenError {
     System {
         /// The address as given.
         address: String,
-        /// What the system said.
+        /// The error of the system.
         cause: io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! Settings: a TOML file, over which flags of the command line win.
+//! Settings: a TOML file, and flags of the command line that override it.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ pub enum SettingsError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         cause: std::io::Error,
     },
     /// The file is not TOML.
@@ -28,7 +28,7 @@ pub enum SettingsError {
     /// A setting is unknown, missing or of another type.
     #[error("settings: {cause}")]
     Value {
-        /// The setting and what is wrong with it.
+        /// The setting and the error in its value.
         cause: Box<toml::de::Error>,
     },
 }

@@ -1,3 +1,5 @@
+//! Namespaces of blocks: reads, writes and flushes on a device.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

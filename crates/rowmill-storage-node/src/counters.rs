@@ -1,3 +1,5 @@
+//! Counters of a subsystem, for metrics and log pages.
+
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -6,7 +8,7 @@ use rowmill_nvme::Health;
 /// Bytes of one unit of data in the health log.
 const UNIT_BYTES: u64 = 512_000;
 
-/// What is counted.
+/// The counters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Count {
     Reads,

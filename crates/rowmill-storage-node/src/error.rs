@@ -1,3 +1,5 @@
+//! Errors of opening a node.
+
 use rowmill_io::DeviceError;
 use rowmill_store::StoreError;
 

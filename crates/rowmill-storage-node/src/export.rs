@@ -28,7 +28,7 @@ const IO_QUEUES_MAX: u16 = 16;
 pub struct Export<'a> {
     /// The folder of the data and of the names that hosts know it by.
     pub volume: &'a dyn Volume,
-    /// What the namespace holds.
+    /// The content of the namespace.
     pub content: ExportContent,
     /// The hosts that may connect.
     pub hosts: Hosts,

@@ -1,3 +1,5 @@
+//! Errors of commands on rows, as statuses and entries of the error log.
+
 use rowmill_nvme::{ErrorPlace, Status};
 use rowmill_store::StoreError;
 
@@ -14,7 +16,7 @@ impl From<Status> for Fetched {
     }
 }
 
-/// Why a command failed: its status, and where, if the error log shall say so.
+/// The failure of a command: its status, and the position for the error log, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) status: Status,

@@ -1,3 +1,5 @@
+//! The names by which hosts recognize the data of a subsystem.
+
 use std::io::Read;
 
 use ring::rand::{SecureRandom, SystemRandom};
@@ -27,7 +29,7 @@ pub enum IdentityError {
     File {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The error of the system.
         cause: std::io::Error,
     },
     /// The file has another content.
@@ -35,7 +37,7 @@ pub enum IdentityError {
     Damaged {
         /// The file.
         path: String,
-        /// What is wrong.
+        /// The error in the content.
         cause: serde_json::Error,
     },
     /// The system gave no random numbers.

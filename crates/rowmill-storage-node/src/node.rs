@@ -1,3 +1,5 @@
+//! A storage node: its subsystems, the connections of hosts, and the memory that they share.
+
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;

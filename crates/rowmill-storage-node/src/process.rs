@@ -1,6 +1,7 @@
 //! A process that is a storage node: what its settings say, put together.
 
 use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +27,16 @@ pub enum ProcessError {
     /// An address cannot be listened at.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// The data of a subsystem cannot be opened.
+    #[error("{field} is {path:?}: {cause}")]
+    Data {
+        /// The setting.
+        field: String,
+        /// Its value.
+        path: PathBuf,
+        /// What is wrong there.
+        cause: Box<NodeError>,
+    },
     /// The data cannot be opened.
     #[error(transparent)]
     Node(#[from] NodeError),
@@ -34,28 +45,41 @@ pub enum ProcessError {
     Server(#[from] ServerError),
 }
 
+fn data_error(number: usize, name: &str, path: &Path, cause: impl Into<NodeError>) -> ProcessError {
+    let field = format!("subsystem[{number}].{name}");
+    ProcessError::Data { field, path: path.to_owned(), cause: Box::new(cause.into()) }
+}
+
 /// Open the data of a subsystem.
-fn content(subsystem: &SubsystemSettings, threads: usize) -> Result<ExportContent, NodeError> {
+fn content(
+    number: usize,
+    subsystem: &SubsystemSettings,
+    threads: usize,
+) -> Result<ExportContent, ProcessError> {
     let limits = RowsLimits {
-        staged_bytes_max: subsystem.staged.0,
+        staged_bytes_max: subsystem.staged().0,
         lookups_per_second: subsystem.lookups_per_second.map(NonZeroU64::get),
         ..RowsLimits::default()
     };
-    let memory = subsystem.memory.0;
+    let memory = subsystem.memory().0;
     if let Some(store) = &subsystem.store {
         let options =
             StoreOptions { memory, threads, create: false, read_only: true, ..StoreOptions::default() };
-        return Ok(ExportContent::Store(Store::open(store, options)?, limits));
+        let opened =
+            Store::open(store, options).map_err(|error| data_error(number, "store", store, error))?;
+        return Ok(ExportContent::Store(opened, limits));
     }
     if subsystem.filled {
         let (folder, fill_memory) = (subsystem.folder.clone(), memory / 4);
-        let save_every = Duration::try_from_secs_f64(subsystem.checkpoint).unwrap_or(Duration::MAX);
+        let save_every = Duration::try_from_secs_f64(subsystem.checkpoint()).unwrap_or(Duration::MAX);
         let options =
             FilledOptions { folder, memory: memory - fill_memory, fill_memory, threads, save_every };
         return Ok(ExportContent::Filled(options, limits));
     }
     if let Some(disk) = &subsystem.disk {
-        return Ok(ExportContent::Disk(open_disk(disk, IoChoice::Auto)?));
+        let opened =
+            open_disk(disk, IoChoice::Auto).map_err(|error| data_error(number, "disk", disk, error))?;
+        return Ok(ExportContent::Disk(opened));
     }
     Ok(ExportContent::Blocks(subsystem.blocks.map_or(0, |size| size.0) / BLOCK_BYTES))
 }
@@ -79,13 +103,16 @@ impl Process {
     /// See [`ProcessError`].
     pub fn start(settings: &NodeSettings) -> Result<Process, ProcessError> {
         start_logs(&settings.log_level)?;
-        let folders = settings.subsystems.iter().map(|subsystem| {
-            DirectoryVolume::create(&subsystem.folder, IoChoice::Auto).map_err(NodeError::from)
+        let subsystems = || settings.subsystems.iter().enumerate();
+        let folders = subsystems().map(|(number, subsystem)| {
+            DirectoryVolume::create(&subsystem.folder, IoChoice::Auto)
+                .map_err(|error| data_error(number, "folder", &subsystem.folder, error))
         });
         let folders = folders.collect::<Result<Vec<_>, _>>()?;
-        let exports = settings.subsystems.iter().zip(&folders).map(|(subsystem, folder)| {
-            let content = content(subsystem, settings.pooling_threads)?;
-            Ok(Export { volume: folder, content, hosts: subsystem.access()?, key: subsystem.key()? })
+        let exports = subsystems().zip(&folders).map(|((number, subsystem), folder)| {
+            let (hosts, key) = (subsystem.access(number)?, subsystem.key(number)?);
+            let content = content(number, subsystem, settings.pooling_threads)?;
+            Ok(Export { volume: folder, content, hosts, key })
         });
         let exports = exports.collect::<Result<Vec<_>, ProcessError>>()?;
         let server = Server::start(settings.network_threads)?;
@@ -123,5 +150,25 @@ impl Process {
     /// When work is left at the deadline of the drain.
     pub fn run(self) -> Result<(), ProcessError> {
         Ok(self.server.run(self.drain)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_that_cannot_be_opened_is_named_with_its_setting() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("node.toml");
+        for (setting, field) in
+            [("store = 'none'", "subsystem[0].store is "), ("disk = 'node.toml'", "subsystem[0].disk is ")]
+        {
+            let text = format!("[[subsystem]]\nfolder = 'data'\nany_host = 'read'\n{setting}\n");
+            std::fs::write(&file, text).unwrap();
+            let settings = NodeSettings::read(&file).unwrap();
+            let error = content(0, &settings.subsystems[0], 1).unwrap_err().to_string();
+            assert!(error.starts_with(field), "{error}");
+        }
     }
 }

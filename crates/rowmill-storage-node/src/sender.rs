@@ -24,6 +24,8 @@ const IN_FLIGHT_MAX: usize = 8;
 const FEED_WAIT: Duration = Duration::from_millis(10);
 /// The wait before the node is asked again after a lost connection.
 const LOST_WAIT: Duration = Duration::from_millis(200);
+/// The wait before a frame is sent again to a node whose disk is full.
+const FULL_WAIT: Duration = Duration::from_secs(1);
 /// How often in a row a follower fills before it gives up.
 const FILLS_MAX: u32 = 5;
 
@@ -89,10 +91,40 @@ impl Target {
         self.rows.get(&[(&entry.name, &[0])], &mut row, self.soon())
     }
 
-    fn fill(&self, sources: &[WeightsSource], dtype: Option<Dtype>) -> Result<FillReport, SendError> {
+    /// The number of the connection, which grows with each reconnect.
+    fn connection(&self) -> u64 {
+        self.rows.client().connection()
+    }
+
+    /// A node that was restarted has no fill, so it refuses what was sent over the next connection. That is a lost
+    /// connection, too.
+    fn fill(
+        &self,
+        sources: &[WeightsSource],
+        replicated: &[String],
+        dtype: Option<Dtype>,
+    ) -> Result<FillReport, SendError> {
+        let connection = self.connection();
+        self.try_fill(sources, replicated, dtype).map_err(|error| match error {
+            SendError::Host(HostError::Failed { url, command, status: Status::FILL_CONFLICT })
+                if self.connection() != connection =>
+            {
+                let reason = "the node was restarted, or another host has filled it meanwhile".into();
+                HostError::Lost { url, command, reason }.into()
+            }
+            error => error,
+        })
+    }
+
+    fn try_fill(
+        &self,
+        sources: &[WeightsSource],
+        replicated: &[String],
+        dtype: Option<Dtype>,
+    ) -> Result<FillReport, SendError> {
         let mut sending =
             Sending { target: self, next: 0, report: FillReport::default(), in_flight: VecDeque::new() };
-        let sequence = copy_weights(sources, dtype, &mut sending)?;
+        let sequence = copy_weights(sources, replicated, dtype, &mut sending)?;
         for frame in sending.in_flight {
             frame.wait()?;
         }
@@ -103,19 +135,20 @@ impl Target {
 
 /// Fill a namespace of rows with the weights of a store, or of the stores of all ranks.
 ///
-/// The new tables take the place of the old ones when they are whole. `dtype` is that of rows on the node; `None` keeps
-/// the one of each table.
+/// The new tables take the place of the old ones when they are whole. The tables in `replicated` are copied from the first
+/// store, because each rank has all their rows. `dtype` is that of rows on the node; `None` keeps the one of each table.
 ///
 /// # Errors
 ///
 /// See [`SendError`].
 pub fn fill(
     sources: &[WeightsSource],
+    replicated: &[String],
     url: &NvmeUrl,
     settings: &HostSettings,
     dtype: Option<Dtype>,
 ) -> Result<FillReport, SendError> {
-    Target::open(url, settings)?.fill(sources, dtype)
+    Target::open(url, settings)?.fill(sources, replicated, dtype)
 }
 
 /// The tables of a namespace, and up to which frame of the feed their rows are.
@@ -188,6 +221,8 @@ pub struct Followed {
     pub sequence: u64,
     /// When that frame was published, in nanoseconds since 1970; 0 for none.
     pub published_ns: u64,
+    /// The node refuses the next frame, because its disk is full or its memory too small. It is sent again each second.
+    pub is_refused: bool,
 }
 
 /// A frame that was sent.
@@ -210,6 +245,8 @@ pub struct Follower {
     reader: Option<FeedReader>,
     /// The last frame that the node had when the reader was opened.
     opened_at: u64,
+    /// The number of the connection at that time.
+    connection: u64,
     /// The last frame that was sent.
     sent: u64,
     in_flight: VecDeque<(Pending, SentFrame)>,
@@ -236,6 +273,7 @@ impl Follower {
             dtype,
             reader: None,
             opened_at: 0,
+            connection: 0,
             sent: 0,
             in_flight: VecDeque::new(),
             fills_in_a_row: 0,
@@ -247,24 +285,15 @@ impl Follower {
     ///
     /// # Errors
     ///
-    /// See [`SendError`]. A lost connection is no error.
+    /// See [`SendError`]. A lost connection is no error, nor is a node without space for a frame.
     pub fn run(&mut self, time: Duration) -> Result<Followed, SendError> {
         let end = Instant::now() + time;
         while Instant::now() < end {
-            match self.step() {
+            match self.step().or_else(|error| self.close_gap(error)) {
                 Err(SendError::Host(HostError::Lost { .. } | HostError::TimedOut { .. })) => {
-                    // Whether the last command was executed is not known.
+                    // Whether the last command was executed is not known: ask the node what it has.
                     self.reader = None;
                     std::thread::sleep(LOST_WAIT);
-                }
-                Err(SendError::Store(StoreError::FeedGap { .. })) => self.fill()?,
-                Err(SendError::Host(error)) if error.status().is_some_and(is_gap) => {
-                    self.reader = None;
-                    // The node may have gone on: another host has filled it, or it has still applied a frame of a
-                    // lost connection. If it refuses the first frame after the one that it has, it lacks a table.
-                    if self.target.applied()? == self.opened_at {
-                        self.fill()?;
-                    }
                 }
                 other => other?,
             }
@@ -272,9 +301,34 @@ impl Follower {
         Ok(self.followed)
     }
 
+    /// Fill if `error` says that the feed does not continue what the node has. Wait if the node has no space. Else return
+    /// the error.
+    fn close_gap(&mut self, error: SendError) -> Result<(), SendError> {
+        match error {
+            SendError::Store(StoreError::FeedGap { .. }) => self.fill(),
+            SendError::Host(error) if error.status().is_some_and(is_gap) => {
+                self.reader = None;
+                // The node may have gone on, because another host has filled it, or it has still applied a frame of a
+                // lost connection. Or it was restarted, and is where its last checkpoint is. Otherwise it refuses the
+                // first frame after the one that it has, so it lacks a table.
+                if self.target.applied()? == self.opened_at && self.target.connection() == self.connection {
+                    self.fill()?;
+                }
+                Ok(())
+            }
+            SendError::Host(error) if error.status() == Some(Status::CAPACITY_EXCEEDED) => {
+                (self.reader, self.followed.is_refused) = (None, true);
+                std::thread::sleep(FULL_WAIT);
+                Ok(())
+            }
+            error => Err(error),
+        }
+    }
+
     fn step(&mut self) -> Result<(), SendError> {
         let Some(reader) = &mut self.reader else {
             self.in_flight.clear();
+            self.connection = self.target.connection();
             self.opened_at = self.target.applied()?;
             (self.sent, self.followed.sequence) = (self.opened_at, self.opened_at);
             self.reader = Some(FeedReader::open(&self.volume, self.opened_at)?);
@@ -311,6 +365,7 @@ impl Follower {
         self.followed.rows += frame.rows;
         self.followed.sequence = frame.sequence;
         self.followed.published_ns = frame.published_ns;
+        self.followed.is_refused = false;
         Ok(())
     }
 
@@ -318,11 +373,12 @@ impl Follower {
         if self.fills_in_a_row >= FILLS_MAX {
             return Err(SendError::NoStart { location: self.volume.location() });
         }
-        self.fills_in_a_row += 1;
         self.reader = None;
         self.in_flight.clear();
-        self.target.fill(&[(Arc::clone(&self.volume), None)], self.dtype)?;
+        self.target.fill(&[(Arc::clone(&self.volume), None)], &[], self.dtype)?;
+        self.fills_in_a_row += 1;
         self.followed.fills += 1;
+        self.followed.is_refused = false;
         Ok(())
     }
 }

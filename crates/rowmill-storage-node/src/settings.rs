@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::num::NonZeroU64;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -60,15 +61,13 @@ pub struct SubsystemSettings {
     /// A namespace of rows that hosts fill, in `folder`.
     #[serde(default)]
     pub filled: bool,
-    /// Of a namespace of rows: memory of the store. A quarter of it is for the next fill, where hosts fill it.
-    #[serde(default = "default_memory")]
-    pub memory: Size,
-    /// Of rows that hosts fill: seconds between checkpoints, while frames of a feed come.
-    #[serde(default = "default_checkpoint")]
-    pub checkpoint: f64,
-    /// Of a namespace of rows: most bytes of staged results, and of ids that wait, of all its hosts.
-    #[serde(default = "default_staged")]
-    pub staged: Size,
+    /// Of a namespace of rows: memory of the store, 256 MiB by default. A quarter of it is for the next fill, where hosts
+    /// fill it.
+    pub memory: Option<Size>,
+    /// Of rows that hosts fill: seconds between checkpoints, while frames of a feed come. 30 by default.
+    pub checkpoint: Option<f64>,
+    /// Of a namespace of rows: most bytes of staged results, and of ids that wait, of all its hosts. 16 MiB by default.
+    pub staged: Option<Size>,
     /// Of a namespace of rows: most rows looked up per second, of all its hosts.
     pub lookups_per_second: Option<NonZeroU64>,
     /// Every host may connect, as `read` or `write`. Only on loopback, and only if no host is listed.
@@ -129,21 +128,17 @@ fn default_pooling_threads() -> usize {
 fn default_drain() -> f64 {
     30.0
 }
-fn default_memory() -> Size {
-    Size(256 << 20)
-}
-fn default_checkpoint() -> f64 {
-    30.0
-}
-fn default_staged() -> Size {
-    Size(16 << 20)
-}
 fn default_log_level() -> String {
     "info".into()
 }
 
+const MEMORY: Size = Size(256 << 20);
 /// Least memory of rows that hosts fill: a store has 16 MiB at least.
 const MEMORY_FILLED_MIN: Size = Size(64 << 20);
+const CHECKPOINT_SECONDS: f64 = 30.0;
+const STAGED: Size = Size(16 << 20);
+/// The ids of one command and its result, each of the size of a transfer.
+const STAGED_MIN: Size = Size(1 << 20);
 
 /// Why a node cannot be set up from its settings.
 #[derive(Debug, thiserror::Error)]
@@ -231,10 +226,10 @@ impl NodeSettings {
                 let fix = "another subsystem has the same folder; give each its own";
                 return Err(wrong(field("folder"), &subsystem.folder, fix));
             }
-            subsystem.check(&field, is_exposed.then_some(&self.listen))?;
+            subsystem.check(number, is_exposed.then_some(&self.listen))?;
         }
         let staged = self.subsystems.iter().filter(|subsystem| !subsystem.has_blocks());
-        let staged: u64 = staged.map(|subsystem| subsystem.staged.0).fold(0, u64::saturating_add);
+        let staged: u64 = staged.map(|subsystem| subsystem.staged().0).fold(0, u64::saturating_add);
         let staged_max = wire_memory::staged_bytes_max(self.wire_memory.0);
         if staged > staged_max {
             let fix = format!(
@@ -260,12 +255,33 @@ fn is_loopback(addresses: &[SocketAddr]) -> bool {
 
 impl SubsystemSettings {
     /// `exposed` is the address of the node, if other machines reach it.
-    fn check(&self, field: &dyn Fn(&str) -> String, exposed: Option<&String>) -> Result<(), SetupError> {
-        let kinds = [self.blocks.is_some(), self.disk.is_some(), self.store.is_some(), self.filled];
-        if kinds.into_iter().filter(|&is_set| is_set).count() != 1 {
+    fn check(&self, number: usize, exposed: Option<&String>) -> Result<(), SetupError> {
+        let field = |name: &str| format!("subsystem[{number}].{name}");
+        let kinds = [
+            ("blocks", self.blocks.is_some()),
+            ("disk", self.disk.is_some()),
+            ("store", self.store.is_some()),
+            ("filled", self.filled),
+        ];
+        let kinds: Vec<&str> = kinds.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| *name).collect();
+        let &[kind] = &kinds[..] else {
+            let found = if kinds.is_empty() { "nothing".to_owned() } else { kinds.join(" and ") };
             let fix = "set one of blocks (the size of a namespace of blocks), disk (a block device), store (a folder \
                        of rows that do not change) and filled = true (rows that hosts fill)";
-            return Err(wrong(field("blocks"), self.blocks, fix));
+            return Err(wrong(format!("the content of subsystem[{number}]"), found, fix));
+        };
+        let of_blocks = self.has_blocks();
+        let unused = [
+            ("memory", self.memory.filter(|_| of_blocks).map(|size| size.to_string())),
+            ("staged", self.staged.filter(|_| of_blocks).map(|size| size.to_string())),
+            (
+                "lookups_per_second",
+                self.lookups_per_second.filter(|_| of_blocks).map(|rows| rows.to_string()),
+            ),
+            ("checkpoint", self.checkpoint.filter(|_| !self.filled).map(|seconds| seconds.to_string())),
+        ];
+        if let Some((name, Some(value))) = unused.into_iter().find(|(_, value)| value.is_some()) {
+            return Err(wrong(field(name), value, format!("it has no effect beside {kind}; remove it")));
         }
         if let Some(blocks) = self.blocks
             && (blocks.0 == 0 || !blocks.0.is_multiple_of(crate::BLOCK_BYTES))
@@ -273,12 +289,16 @@ impl SubsystemSettings {
             let fix = "set the size of the namespace, a multiple of 4KiB above 0";
             return Err(wrong(field("blocks"), blocks, fix));
         }
-        if Duration::try_from_secs_f64(self.checkpoint).is_err() {
-            return Err(wrong(field("checkpoint"), self.checkpoint, "set a number of seconds, 0 or more"));
+        if Duration::try_from_secs_f64(self.checkpoint()).is_err() {
+            return Err(wrong(field("checkpoint"), self.checkpoint(), "set a number of seconds, 0 or more"));
         }
-        if self.filled && self.memory < MEMORY_FILLED_MIN {
+        if self.filled && self.memory() < MEMORY_FILLED_MIN {
             let fix = format!("set at least {MEMORY_FILLED_MIN}: a quarter of it is for the next fill");
-            return Err(wrong(field("memory"), self.memory, fix));
+            return Err(wrong(field("memory"), self.memory(), fix));
+        }
+        if self.staged() < STAGED_MIN {
+            let fix = format!("set at least {STAGED_MIN}, which has room for the largest command");
+            return Err(wrong(field("staged"), self.staged(), fix));
         }
         match (self.any_host, self.hosts.is_empty()) {
             (Some(_), false) => {
@@ -327,23 +347,37 @@ impl SubsystemSettings {
         self.blocks.is_some() || self.disk.is_some()
     }
 
-    /// The hosts that may connect, with their keys.
-    pub(crate) fn access(&self) -> Result<Hosts, SetupError> {
+    pub(crate) fn memory(&self) -> Size {
+        self.memory.unwrap_or(MEMORY)
+    }
+
+    pub(crate) fn checkpoint(&self) -> f64 {
+        self.checkpoint.unwrap_or(CHECKPOINT_SECONDS)
+    }
+
+    pub(crate) fn staged(&self) -> Size {
+        self.staged.unwrap_or(STAGED)
+    }
+
+    /// The hosts that may connect, with their keys. `number` is that of this subsystem.
+    pub(crate) fn access(&self, number: usize) -> Result<Hosts, SetupError> {
         if let Some(role) = self.any_host {
             return Ok(Hosts::Any(role.into()));
         }
         let listed = self.hosts.iter().map(|host| {
+            let field = |name: &str| format!("subsystem[{number}].host.{name}");
             let name =
-                host.nqn.parse::<Nqn>().map_err(|error| wrong("host.nqn", &host.nqn, error.to_string()))?;
-            let key = host.key_file.as_deref().map(|file| read_key("host.key_file", file)).transpose()?;
+                host.nqn.parse::<Nqn>().map_err(|error| wrong(field("nqn"), &host.nqn, error.to_string()))?;
+            let key = host.key_file.as_deref().map(|file| read_key(&field("key_file"), file)).transpose()?;
             Ok(Host { name, role: host.role.into(), key })
         });
         Ok(Hosts::Listed(listed.collect::<Result<_, SetupError>>()?))
     }
 
     /// The key of the node itself.
-    pub(crate) fn key(&self) -> Result<Option<Key>, SetupError> {
-        self.key_file.as_deref().map(|file| read_key("subsystem.key_file", file)).transpose()
+    pub(crate) fn key(&self, number: usize) -> Result<Option<Key>, SetupError> {
+        let field = format!("subsystem[{number}].key_file");
+        self.key_file.as_deref().map(|file| read_key(&field, file)).transpose()
     }
 }
 
@@ -351,6 +385,10 @@ fn read_key(field: &str, file: &Path) -> Result<Key, SetupError> {
     let text = std::fs::read_to_string(file).map_err(|error| {
         wrong(field, file, format!("{error}; name a file with a key that nvme gen-dhchap-key printed"))
     })?;
+    let others = file.metadata().map_or(0, |metadata| metadata.mode()) & 0o077;
+    if others != 0 {
+        tracing::warn!(field, file = %file.display(), "other users can read or change a key: chmod 600 the file");
+    }
     text.trim().parse().map_err(|error: rowmill_nvme::KeyError| wrong(field, file, error.to_string()))
 }
 
@@ -375,7 +413,7 @@ mod tests {
         assert!(
             settings.subsystems[0].folder.is_absolute() && settings.subsystems[0].folder.ends_with("disk")
         );
-        assert_eq!(settings.subsystems[0].access().unwrap(), Hosts::Any(Role::Write));
+        assert_eq!(settings.subsystems[0].access(0).unwrap(), Hosts::Any(Role::Write));
     }
 
     #[test]
@@ -397,12 +435,23 @@ mod tests {
             (&format!("drain = -1.0\n{DISK}"), ["drain", "-1"]),
             (&disk("colour = 'blue'"), ["colour", "unknown"]),
             (&format!("pooling_threads = 0\n{DISK}"), ["pooling_threads", "1 to 256"]),
-            (&disk("store = 'rows'"), ["subsystem[0].blocks", "store"]),
-            (&disk("disk = '/dev/sdb'"), ["subsystem[0].blocks", "disk"]),
-            (&DISK.replace("blocks = '1GiB'\n", ""), ["subsystem[0].blocks", "store"]),
+            (&disk("store = 'rows'"), ["the content of subsystem[0]", "\"blocks and store\""]),
+            (&disk("disk = '/dev/sdb'"), ["the content of subsystem[0]", "\"blocks and disk\""]),
+            (&DISK.replace("blocks = '1GiB'\n", ""), ["the content of subsystem[0]", "\"nothing\""]),
             (&DISK.replace("blocks = '1GiB'", "store = 'rows'\nstaged = '1GiB'"), ["wire_memory", "1GiB"]),
-            (&disk("checkpoint = -2.5"), ["subsystem[0].checkpoint", "-2.5"]),
-            (&disk("filled = true"), ["subsystem[0].blocks", "filled"]),
+            (
+                &DISK.replace("blocks = '1GiB'", "filled = true\ncheckpoint = -2.5"),
+                ["subsystem[0].checkpoint", "-2.5"],
+            ),
+            (
+                &DISK.replace("blocks = '1GiB'", "store = 'rows'\ncheckpoint = 5.0"),
+                ["subsystem[0].checkpoint", "beside store"],
+            ),
+            (&disk("memory = '1GiB'"), ["subsystem[0].memory", "beside blocks"]),
+            (&disk("staged = '8MiB'"), ["subsystem[0].staged", "beside blocks"]),
+            (&disk("lookups_per_second = 5"), ["subsystem[0].lookups_per_second", "beside blocks"]),
+            (&DISK.replace("blocks = '1GiB'", "store = 'rows'\nstaged = 0"), ["subsystem[0].staged", "1MiB"]),
+            (&disk("filled = true"), ["the content of subsystem[0]", "\"blocks and filled\""]),
             (
                 &DISK.replace("blocks = '1GiB'", "filled = true\nmemory = '32MiB'"),
                 ["subsystem[0].memory", "32MiB"],

@@ -17,7 +17,7 @@ use rowmill_nvme::*;
 use rowmill_storage_node::{ExportContent, NAMESPACE};
 use rowmill_testkit::{Fault, FaultyVolume, Rng64, When};
 
-use self::common::{PATIENCE, Served, connect};
+use self::common::{PATIENCE, Queue, Served, connect};
 
 const BLOCKS: u64 = 1024;
 
@@ -204,6 +204,52 @@ fn a_connection_that_says_nothing_is_closed() {
     let start = Instant::now();
     assert_eq!(silent.read(&mut [0; 1]).unwrap(), 0);
     assert!(start.elapsed() > Duration::from_secs(9), "it has time for its set-up");
+    served.end();
+}
+
+fn write_block(io: &mut Queue, content: u8) -> Vec<u8> {
+    let command = commands::write(NAMESPACE, BlockRange { first: 0, count: 1 }, false);
+    io.host.submit(command, Exchange::Send(vec![content; BLOCK_BYTES])).unwrap();
+    io.take_unsent()
+}
+
+#[test]
+fn wrong_digests_are_told_and_nothing_damaged_is_executed() {
+    let served = serve(&MemoryVolume::new());
+    let (_admin, mut io) = connect(&served, digests(3));
+    // The digest of the data is at the end. The command fails, and the queue goes on.
+    let mut bytes = write_block(&mut io, 1);
+    *bytes.last_mut().unwrap() ^= 1;
+    io.stream.write_all(&bytes).unwrap();
+    assert_eq!(io.completed().0.status(), Status::TRANSIENT_TRANSPORT_ERROR);
+    assert_eq!(io.read(0, 1), (Status::SUCCESS, vec![0; BLOCK_BYTES]));
+    // A header with another opcode: which command it was is not known, so the connection ends.
+    let mut bytes = write_block(&mut io, 2);
+    bytes[8] ^= 1;
+    io.stream.write_all(&bytes).unwrap();
+    let mut answer = Vec::new();
+    io.stream.read_to_end(&mut answer).unwrap();
+    assert_eq!(
+        (answer[0], answer[8]),
+        (Kind::ControllerTerminate as u8, FatalReason::HeaderDigestError as u8)
+    );
+    let (_admin, mut io) = connect(&served, digests(3));
+    assert_eq!(io.read(0, 1), (Status::SUCCESS, vec![0; BLOCK_BYTES]));
+    served.end();
+}
+
+#[test]
+fn a_host_that_sends_byte_by_byte_is_served() {
+    let served = serve(&MemoryVolume::new());
+    for bits in [0, 3] {
+        let (_admin, mut io) = connect(&served, digests(bits));
+        io.stream.set_nodelay(true).unwrap();
+        for byte in write_block(&mut io, 7 + bits) {
+            io.stream.write_all(&[byte]).unwrap();
+        }
+        assert_eq!(io.completed().0.status(), Status::SUCCESS);
+        assert_eq!(io.read(0, 1), (Status::SUCCESS, vec![7 + bits; BLOCK_BYTES]));
+    }
     served.end();
 }
 

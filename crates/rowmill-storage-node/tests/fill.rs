@@ -18,6 +18,7 @@ use rowmill_storage_node::{ExportContent, FilledOptions, Follower, RowsLimits, S
 use rowmill_store::{Dtype, FeedChange, FeedEvent, FeedOptions, IdRange, Store, StoreOptions, Table};
 use rowmill_testkit::Rng64;
 
+use self::common::killing_proxy::{Kill, KillingProxy, Moment};
 use self::common::{NodeProcess, Served, host};
 
 const LIMITS: RowsLimits =
@@ -88,13 +89,20 @@ fn volume(folder: &Path) -> Arc<dyn Volume> {
 }
 
 fn rows(served: &Served) -> Rows {
-    let url = url(served);
-    Rows::open(Arc::new(rowmill_host::Client::connect(&url, &settings()).unwrap()), &url).unwrap()
+    rows_at(&url(served))
+}
+
+fn rows_at(url: &NvmeUrl) -> Rows {
+    Rows::open(Arc::new(rowmill_host::Client::connect(url, &settings()).unwrap()), url).unwrap()
 }
 
 /// Compare all ids with the trainer's evaluation, to the bit.
 fn assert_equal(served: &Served, tables: &[Table]) {
-    let rows = rows(served);
+    assert_equal_at(&url(served), tables);
+}
+
+fn assert_equal_at(url: &NvmeUrl, tables: &[Table]) {
+    let rows = rows_at(url);
     let ids: Vec<u64> = (0..IDS).collect();
     for table in tables {
         let mut expected = vec![0.0_f32; ids.len() * DIM];
@@ -126,7 +134,7 @@ fn a_fill_has_all_rows_and_those_that_were_never_written() {
     let served = serve(data.path());
     let before = rows(&served);
     assert!(before.tables().unwrap().entries().is_empty());
-    let report = fill(&[(volume(run.path()), None)], &url(&served), &settings(), None).unwrap();
+    let report = fill(&[(volume(run.path()), None)], &[], &url(&served), &settings(), None).unwrap();
     assert_eq!((report.tables, report.rows > 1000), (3, true), "{report:?}");
     assert_equal(&served, &tables);
     // A connected host gets an event about the new tables.
@@ -138,7 +146,7 @@ fn a_fill_has_all_rows_and_those_that_were_never_written() {
     let served = serve(data.path());
     assert_equal(&served, &tables);
     // Rows in bf16 are rounded to nearest.
-    fill(&[(volume(run.path()), None)], &url(&served), &settings(), Some(Dtype::Bf16)).unwrap();
+    fill(&[(volume(run.path()), None)], &[], &url(&served), &settings(), Some(Dtype::Bf16)).unwrap();
     let mut expected = [0.0_f32; DIM];
     tables[0].get(&[5], &mut expected).unwrap();
     let mut found = [0.0_f32; DIM];
@@ -156,7 +164,7 @@ fn an_unfinished_fill_changes_nothing_and_the_next_one_starts_over() {
     train(&tables, &mut Rng64::new(1));
     store.checkpoint(&[]).unwrap();
     let served = serve(data.path());
-    fill(&[(volume(run.path()), None)], &url(&served), &settings(), None).unwrap();
+    fill(&[(volume(run.path()), None)], &[], &url(&served), &settings(), None).unwrap();
     let half = rows(&served);
     let text = serde_json::to_string(&specs()[0]).unwrap();
     half.begin_fill(1, &[TableSpec { name: "other", spec: &text }], soon()).unwrap();
@@ -184,7 +192,7 @@ fn an_unfinished_fill_changes_nothing_and_the_next_one_starts_over() {
     let malformed = rows.begin_fill(1, &[TableSpec { name: "other", spec: "{}" }], soon());
     assert_eq!(status(malformed.map(|()| unreachable!())), Status::MALFORMED);
     store.checkpoint(&[]).unwrap();
-    fill(&[(volume(run.path()), None)], &url(&served), &settings(), None).unwrap();
+    fill(&[(volume(run.path()), None)], &[], &url(&served), &settings(), None).unwrap();
     assert_equal(&served, &tables);
     served.end();
 }
@@ -245,7 +253,7 @@ fn lookups_during_fills_have_rows_of_one_fill() {
     let data = tempfile::tempdir().unwrap();
     let served = serve(data.path());
     let fill = |number: usize| {
-        fill(&[(volume(folders[number].path()), None)], &url(&served), &settings(), None).unwrap();
+        fill(&[(volume(folders[number].path()), None)], &[], &url(&served), &settings(), None).unwrap();
     };
     fill(0);
     let (is_done, lookups) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -295,7 +303,7 @@ fn stores_of_many_ranks_are_merged_by_a_fill() {
     }
     let served = serve(data.path());
     let sources: Vec<_> = runs.iter().map(|run| (volume(run.path()), None)).collect();
-    let report = fill(&sources, &url(&served), &settings(), None).unwrap();
+    let report = fill(&sources, &[], &url(&served), &settings(), None).unwrap();
     assert_eq!(report.rows, 3 * IDS / 2);
     let rows = rows(&served);
     let ids: Vec<u64> = (0..IDS).collect();
@@ -329,7 +337,7 @@ fn a_group_without_rows_and_log_is_filled() {
     drop((store, tables));
     std::fs::remove_file(run.path().join(format!("group-{group}.log"))).unwrap();
     let served = serve(data.path());
-    let report = fill(&[(volume(run.path()), None)], &url(&served), &settings(), None).unwrap();
+    let report = fill(&[(volume(run.path()), None)], &[], &url(&served), &settings(), None).unwrap();
     assert_eq!((report.tables, report.rows), (3, 2));
     let (_store, tables) = trainer(run.path());
     assert_equal(&served, &tables);
@@ -386,7 +394,7 @@ fn frames_of_one_queue_are_applied_in_their_order() {
     train(&tables, &mut Rng64::new(1));
     store.checkpoint(&[]).unwrap();
     let served = serve(data.path());
-    let filled = fill(&[(volume(run.path()), None)], &url(&served), &settings(), None).unwrap().sequence;
+    let filled = fill(&[(volume(run.path()), None)], &[], &url(&served), &settings(), None).unwrap().sequence;
     let rows = rows_on_one_queue(&served);
     let send = |sequence: u64, skipped, count| {
         let payload = frame_of_users(sequence, DIM, count, sequence as f32);
@@ -440,7 +448,7 @@ fn killed_at_any_moment_a_node_goes_on_and_gets_equal_to_the_trainer() {
                 // Every third round fills all the time, the others follow. Both fail when the node is gone.
                 while !is_done.load(Ordering::Relaxed) {
                     if round % 3 == 2 {
-                        let _ = fill(&[(volume(run.path()), None)], &node_url, &short(), None);
+                        let _ = fill(&[(volume(run.path()), None)], &[], &node_url, &short(), None);
                     } else if let Ok(mut follower) =
                         Follower::connect(volume(run.path()), &node_url, &short(), None)
                     {
@@ -449,6 +457,20 @@ fn killed_at_any_moment_a_node_goes_on_and_gets_equal_to_the_trainer() {
                                 break;
                             }
                         }
+                    }
+                }
+            });
+            scope.spawn(|| {
+                // Batches run all the time.
+                let Ok(client) = rowmill_host::Client::connect(&node_url, &short()) else { return };
+                let Ok(rows) = Rows::open(Arc::new(client), &node_url) else { return };
+                let ids: Vec<u64> = (0..IDS).collect();
+                let mut found = vec![0.0_f32; ids.len() * DIM];
+                while !is_done.load(Ordering::Relaxed) {
+                    let deadline = Instant::now() + Duration::from_millis(500);
+                    // Before the first fill there are no tables, and later no node.
+                    if rows.get(&[(TABLES[0], &ids)], &mut found, deadline).is_err() {
+                        std::thread::sleep(Duration::from_millis(5));
                     }
                 }
             });
@@ -473,6 +495,63 @@ fn killed_at_any_moment_a_node_goes_on_and_gets_equal_to_the_trainer() {
     }
     // Only a node that was killed before its first fill is empty.
     assert!(fills <= 1, "{fills} of {kills} kills were followed by a fill");
+}
+
+/// Followed through the proxy: the node is killed once, then is equal to the trainer. Returns how many fills were whole.
+fn follow_a_killed_node(
+    proxy: &KillingProxy,
+    kill: Kill,
+    follower: &mut Follower,
+    store: &Arc<Store>,
+    tables: &[Table],
+) -> u64 {
+    proxy.kill_at(kill);
+    follow(follower, store);
+    assert!(proxy.has_killed(), "no command was {kill:?}");
+    // Of frames whose answer was lost, the node may have executed some after its last checkpoint.
+    follow(follower, store);
+    assert_equal_at(&proxy.url.parse().unwrap(), tables);
+    follower.run(Duration::from_millis(1)).unwrap().fills
+}
+
+#[test]
+fn a_follower_goes_on_after_the_node_was_killed_at_each_of_its_commands() {
+    let run = tempfile::tempdir().unwrap();
+    let (store, tables) = trainer(run.path());
+    let mut rng = Rng64::new(5);
+    (0..10).for_each(|_| train(&tables, &mut rng));
+    store.checkpoint(&[]).unwrap();
+    let connect = |proxy: &KillingProxy| {
+        Follower::connect(volume(run.path()), &proxy.url.parse().unwrap(), &settings(), None).unwrap()
+    };
+    for when in [Kill::Before, Kill::After] {
+        for moment in [Moment::BeginFill, Moment::Frame, Moment::EndFill, Moment::ReadTables] {
+            let data = tempfile::tempdir().unwrap();
+            let proxy = KillingProxy::start(data.path());
+            let mut follower = connect(&proxy);
+            let fills = follow_a_killed_node(&proxy, when(moment), &mut follower, &store, &tables);
+            // A fill whose end was not answered may be whole.
+            assert!(fills == 1 || moment == Moment::EndFill && fills == 0, "{fills} fills after {moment:?}");
+        }
+        let data = tempfile::tempdir().unwrap();
+        let proxy = KillingProxy::start(data.path());
+        fill(&[(volume(run.path()), None)], &[], &proxy.url.parse().unwrap(), &settings(), None).unwrap();
+        for moment in [Moment::Stage, Moment::Fetch, Moment::Frame] {
+            let mut follower = connect(&proxy);
+            train(&tables, &mut rng);
+            let fills = follow_a_killed_node(&proxy, when(moment), &mut follower, &store, &tables);
+            assert_eq!(fills, 0, "the feed had no gap, {moment:?}");
+        }
+        // The node goes back to its last checkpoint, where this follower began.
+        let mut follower = connect(&proxy);
+        train(&tables, &mut rng);
+        follow(&mut follower, &store);
+        proxy.kill();
+        train(&tables, &mut rng);
+        follow(&mut follower, &store);
+        assert_equal_at(&proxy.url.parse().unwrap(), &tables);
+        assert_eq!(follower.run(Duration::from_millis(1)).unwrap().fills, 0, "the feed had no gap");
+    }
 }
 
 #[test]
@@ -525,7 +604,7 @@ fn a_store_without_a_feed_cannot_be_followed_and_readers_cannot_write() {
     assert!(matches!(error, SendError::Store(rowmill_store::StoreError::NoFeed { .. })), "{error}");
     served.end();
     let served = serve_to(data.path(), Role::Read);
-    let error = fill(&[(volume(run.path()), None)], &url(&served), &settings(), None).unwrap_err();
+    let error = fill(&[(volume(run.path()), None)], &[], &url(&served), &settings(), None).unwrap_err();
     assert!(error.to_string().contains("role \"write\""), "{error}");
     served.end();
 }

@@ -7,6 +7,9 @@
 //!
 //! - `current` names a whole store, or does not exist. Other `rows-N` are left-overs of a crash, and removed.
 //! - Each checkpoint has attached up to which frame of the feed its rows are.
+//!
+//! On a full disk, the store refuses writes and is still read. Frames are refused until there is space again. Then the store
+//! is opened at its last checkpoint, and the follower goes on from there.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -28,6 +31,11 @@ const CURRENT: &str = "current";
 const CURRENT_NEW: &str = "current.new";
 /// The attachment with the sequence number of the last frame, 8 bytes.
 const SEQUENCE: &str = "rowmill.storage.sequence";
+
+/// Space that a full disk must have again before its store is opened again: a checkpoint of a few rows needs less.
+const SPACE_BYTES: usize = 1 << 20;
+/// The file that shows whether there is as much.
+const SPACE: &str = "space";
 
 /// How the stores of a namespace are opened.
 #[derive(Clone, Debug)]
@@ -59,6 +67,8 @@ struct State {
     /// The last checkpoint has all frames.
     is_saved: bool,
     saved: Instant,
+    /// The store refuses writes since the disk was full.
+    is_full: bool,
 }
 
 pub(crate) struct Filled {
@@ -89,6 +99,17 @@ impl FilledOptions {
             what: format!("the checkpoint of {} has no sequence number", store.location()),
         })?;
         Tables::of(store, AsOf { sequence, generation: number })
+    }
+
+    fn has_space(&self) -> bool {
+        let file = self.folder.join(SPACE);
+        let written = std::fs::File::create(&file).and_then(|mut file| {
+            file.write_all(&vec![0; SPACE_BYTES])?;
+            file.sync_all()
+        });
+        // Without it, nothing was written.
+        let _ = std::fs::remove_file(&file);
+        written.is_ok()
     }
 
     fn remove(&self, number: u64) {
@@ -133,7 +154,8 @@ impl Filled {
             }
         }
         let tables = options.open(number)?;
-        let state = Mutex::new(State { number, filling: None, is_saved: true, saved: Instant::now() });
+        let state = State { number, filling: None, is_saved: true, saved: Instant::now(), is_full: false };
+        let state = Mutex::new(state);
         Ok((Filled { options, state }, tables))
     }
 
@@ -156,6 +178,11 @@ impl Filled {
                 filling.apply(sequence, payload)?;
                 Ok(false)
             }
+            (Apply::Frame { .. }, _) if state.is_full => {
+                self.reopen(state, tables)?;
+                // The next frame follows the checkpoint, and this one does not.
+                Err(Status::CAPACITY_EXCEEDED.into())
+            }
             (Apply::Frame { sequence, payload, skipped }, filling) => {
                 let tables = Arc::clone(&tables.read());
                 let follows = sequence.checked_sub(1).and_then(|before| before.checked_sub(skipped));
@@ -164,7 +191,12 @@ impl Filled {
                     return Err(if is_filling { Status::FILL_CONFLICT } else { Status::FEED_GAP }.into());
                 }
                 let event = FeedEvent::parse(sequence, payload).ok_or(Status::MALFORMED)?;
-                follow(&tables, event.change)?;
+                if let Err(refused) = follow(&tables, event.change) {
+                    if let Refused::Store(error) = &refused {
+                        self.note_full(state, error);
+                    }
+                    return Err(refused.into());
+                }
                 tables.advance(sequence);
                 state.is_saved = false;
                 Ok(false)
@@ -219,44 +251,97 @@ impl Filled {
         // Jobs that run still read the old store; its files go when they are done.
         *tables.write() = Arc::new(opened);
         self.options.remove(state.number);
-        (state.number, state.is_saved) = (number, true);
+        (state.number, state.is_saved, state.is_full) = (number, true, false);
         tracing::info!(number, sequence, "a fill has replaced the tables");
+        Ok(())
+    }
+
+    fn note_full(&self, state: &mut State, error: &StoreError) {
+        if matches!(error, StoreError::Full { .. }) {
+            state.is_full = true;
+            let folder = self.options.folder.display();
+            tracing::error!(
+                %error, %folder,
+                "the disk is full: frames of the feed are refused until there is space in the folder; free some, and the node \
+                 continues from its last checkpoint"
+            );
+        }
+    }
+
+    /// Open the store again at its last checkpoint, if the disk has space again. Until it is open, lookups fail.
+    fn reopen(&self, state: &mut State, tables: &RwLock<Arc<Tables>>) -> Result<(), Fault> {
+        if !self.options.has_space() {
+            return Ok(());
+        }
+        if let Some(store) = tables.read().store() {
+            store.close();
+        }
+        let opened = self.options.open(state.number).map_err(failed)?;
+        tracing::info!(sequence = opened.as_of().sequence, "the disk has space again: frames are taken");
+        *tables.write() = Arc::new(opened);
+        (state.is_saved, state.is_full) = (true, false);
         Ok(())
     }
 
     /// Whether it is time for a checkpoint. Does not wait.
     pub(crate) fn is_save_due(&self) -> bool {
         let state = self.state.try_lock();
-        state.is_some_and(|state| !state.is_saved && state.saved.elapsed() >= self.options.save_every)
+        state.is_some_and(|state| {
+            !state.is_saved && !state.is_full && state.saved.elapsed() >= self.options.save_every
+        })
     }
 
     /// Make a checkpoint if frames have come since the last one.
     pub(crate) fn save(&self, tables: &RwLock<Arc<Tables>>) {
         let mut state = self.state.lock();
         let tables = Arc::clone(&tables.read());
-        let Some(store) = tables.store().filter(|_| !state.is_saved) else { return };
+        let Some(store) = tables.store().filter(|_| !state.is_saved && !state.is_full) else { return };
         let sequence = tables.as_of().sequence;
         state.saved = Instant::now();
         match store.checkpoint(&[(SEQUENCE, &sequence.to_le_bytes())]) {
             Ok(_) => state.is_saved = true,
-            Err(error) => tracing::error!(%error, sequence, "the checkpoint of a namespace failed"),
+            Err(error) => {
+                tracing::error!(%error, sequence, "the checkpoint of a namespace failed");
+                self.note_full(&mut state, &error);
+            }
+        }
+    }
+}
+
+/// Why a change of the trainer is not applied.
+enum Refused {
+    Status(Status),
+    Store(StoreError),
+}
+
+impl From<StoreError> for Refused {
+    fn from(error: StoreError) -> Refused {
+        Refused::Store(error)
+    }
+}
+
+impl From<Refused> for Fault {
+    fn from(refused: Refused) -> Fault {
+        match refused {
+            Refused::Status(status) => status.into(),
+            Refused::Store(error) => failed(error),
         }
     }
 }
 
 /// Apply a change of the trainer.
-fn follow(tables: &Tables, change: FeedChange) -> Result<(), Fault> {
+fn follow(tables: &Tables, change: FeedChange) -> Result<(), Refused> {
     // A table that the fill did not have: its spec is not in the feed.
-    let find = |name: &str| tables.named(name).ok_or(Fault::from(Status::FEED_GAP));
+    let find = |name: &str| tables.named(name).ok_or(Refused::Status(Status::FEED_GAP));
     match change {
         FeedChange::Rows { table, dim, ids, weights, .. } => {
             let table = find(&table)?;
             if dim != table.spec().dim as usize {
-                return Err(Status::MALFORMED.into());
+                return Err(Refused::Status(Status::MALFORMED));
             }
-            table.put(&ids, &weights, None).map_err(failed)
+            Ok(table.put(&ids, &weights, None)?)
         }
-        FeedChange::Deleted { table, ids, .. } => find(&table)?.delete(&ids).map(drop).map_err(failed),
+        FeedChange::Deleted { table, ids, .. } => Ok(find(&table)?.delete(&ids).map(drop)?),
         // The rows of a rollback follow as frames of their own.
         _ => Ok(()),
     }

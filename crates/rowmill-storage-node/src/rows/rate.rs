@@ -1,3 +1,5 @@
+//! The rate limit on lookups of a subsystem.
+
 use std::time::Instant;
 
 /// Lookups per second that a subsystem allows: a second's worth may come at once.

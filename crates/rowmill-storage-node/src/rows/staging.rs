@@ -68,7 +68,7 @@ impl<T> Staging<T> {
         controller.results.begin(now, handle, bytes)
     }
 
-    /// A result is ready. Returns the fetches that waited for it, and what they are answered with.
+    /// A result is ready. Returns the fetches that waited for it, with their answers.
     pub(crate) fn finish(
         &mut self,
         now: Instant,
@@ -120,7 +120,7 @@ impl<T> Staging<T> {
         self.controllers.remove(&controller);
     }
 
-    /// Drop what is too old.
+    /// Drop results that are too old.
     pub(crate) fn expire(&mut self, now: Instant) {
         self.controllers.values_mut().for_each(|controller| controller.results.expire(now));
     }

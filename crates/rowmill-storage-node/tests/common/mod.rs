@@ -1,6 +1,7 @@
 //! A node on loopback, and a host on blocking sockets: the machine of `rowmill-nvme`.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses a part")]
 
+pub mod killing_proxy;
 pub mod tables;
 
 use std::io::{Read, Write};
@@ -62,6 +63,8 @@ impl Served {
 pub struct Queue {
     pub stream: TcpStream,
     pub host: HostConnection,
+    /// All that was sent.
+    pub sent: Vec<u8>,
 }
 
 impl Queue {
@@ -74,7 +77,7 @@ impl Queue {
             capsule_data_bytes: CAPSULE_DATA_BYTES,
             setup_time: PATIENCE,
         };
-        let mut queue = Queue { stream, host: HostConnection::new(Instant::now(), limits) };
+        let mut queue = Queue { stream, host: HostConnection::new(Instant::now(), limits), sent: Vec::new() };
         assert_eq!(queue.try_event()?, HostEvent::Initialized);
         Some(queue)
     }
@@ -87,9 +90,9 @@ impl Queue {
     pub fn try_event(&mut self) -> Option<HostEvent> {
         let mut buffer = vec![0; 100_000];
         loop {
-            let unsent: Vec<u8> = self.host.unsent().flatten().copied().collect();
-            self.host.sent(unsent.len());
+            let unsent = self.take_unsent();
             self.stream.write_all(&unsent).ok()?;
+            self.sent.extend(unsent);
             if let Some(event) = self.host.poll() {
                 return Some(event);
             }
@@ -98,6 +101,13 @@ impl Queue {
                 Ok(bytes) => self.host.receive(&buffer[..bytes]),
             }
         }
+    }
+
+    /// The bytes to send next, which count as sent.
+    pub fn take_unsent(&mut self) -> Vec<u8> {
+        let unsent: Vec<u8> = self.host.unsent().flatten().copied().collect();
+        self.host.sent(unsent.len());
+        unsent
     }
 
     /// Send one command of a set-up. `None`, if the node ends the connection.
