@@ -9,7 +9,6 @@
 
 mod common;
 mod recordings;
-mod watching;
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -18,7 +17,7 @@ use common::*;
 use recordings::{Recording, pdu_bytes, recordings};
 use rowmill_io::crc32c;
 use rowmill_nvme::*;
-use rowmill_testkit::Rng64;
+use rowmill_testkit::{CountingAllocator, Rng64};
 use zerocopy::FromBytes;
 
 const PDUS: u64 = 1_000_000;
@@ -27,6 +26,9 @@ const CASES_PER_SEED: u64 = 1_000;
 const ALLOCATION_MAX: usize = TRANSFER_BYTES_MAX;
 /// Two connections with all data that they may hold and have unsent, and what the test itself keeps.
 const LIVE_MAX: usize = 2 * (HELD_BYTES_MAX + UNSENT_BYTES_MAX + TRANSFER_BYTES_MAX);
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// What was seen.
 #[derive(Debug, Default)]
@@ -254,7 +256,7 @@ fn a_million_mutated_pdus_do_no_harm() {
             assert!(before.is_ok(), "case {case}: ROWMILL_FUZZ_SEED={seed} repeats it");
         }
     };
-    watching::start();
+    CountingAllocator::start();
     if let Some(seed) = variable("ROWMILL_FUZZ_SEED") {
         run(seed, &mut tally);
     } else if let Some(seconds) = variable("ROWMILL_FUZZ_SECONDS") {
@@ -279,7 +281,7 @@ fn a_million_mutated_pdus_do_no_harm() {
         assert_eq!(tally.by_host.len(), FatalReason::ALL.len(), "{:?}", tally.by_host);
         assert!(tally.completed > PDUS / 10, "most PDUs are still answered: {}", tally.completed);
     }
-    let (largest, live) = watching::seen();
+    let (largest, live) = (CountingAllocator::largest(), CountingAllocator::live_most());
     println!(
         "{} PDUs, {} completed, {} statuses, largest allocation {largest}, live {live}",
         tally.pdus,

@@ -1,3 +1,5 @@
+//! The controller's side of an authentication, as a state machine.
+
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::message::{

@@ -1,3 +1,5 @@
+//! Hash functions of DH-HMAC-CHAP.
+
 use ring::hmac;
 
 /// A hash function of DH-HMAC-CHAP.

@@ -23,7 +23,7 @@ enum Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
     /// The controller refused, and gave this reason, if it is one.
-    #[error("the controller refused authentication: {0:?}; compare the key of this host on both sides")]
+    #[error("the controller refused authentication{}; compare the key of this host on both sides", named(*.0))]
     Refused(Option<AuthFailure>),
     /// The controller sent an unexpected message.
     #[error("the controller sent an unexpected message during authentication: {0:?}")]
@@ -31,6 +31,10 @@ pub enum AuthError {
     /// The controller does not have its key.
     #[error("the controller did not prove its key; compare the controller's key on both sides")]
     ControllerFailed,
+}
+
+fn named(failure: Option<AuthFailure>) -> String {
+    failure.map_or_else(String::new, |failure| format!(" ({failure:?})"))
 }
 
 /// The side of a host, for one queue.

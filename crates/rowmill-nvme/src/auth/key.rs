@@ -1,3 +1,5 @@
+//! Keys of hosts and controllers.
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -11,7 +13,7 @@ use crate::command::Nqn;
 /// A secret of a host or a controller, as `nvme gen-dhchap-key` writes it: `DHHC-1:01:<base64>:`. It is not shown in logs.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key {
-    /// The hash by which the secret is bound to a name; none, if it is used as it is.
+    /// The hash by which the secret is bound to a name; none, if the secret is used unchanged.
     hash: Option<Hash>,
     secret: Vec<u8>,
 }

@@ -30,7 +30,7 @@ pub enum AuthFailure {
     Failed = 1,
     /// No protocol that both sides have.
     NotUsable = 2,
-    /// A secure channel is asked for, which does not exist here.
+    /// The host requests a secure channel, which is not supported.
     SecureChannel = 3,
     /// No hash function that both sides have.
     HashNotUsable = 4,

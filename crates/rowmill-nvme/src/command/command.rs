@@ -1,3 +1,5 @@
+//! Submission queue entries: the 64 bytes of a command.
+
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 

@@ -1,3 +1,5 @@
+//! Completion queue entries: the 16 bytes that answer a command.
+
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -10,7 +12,7 @@ const DO_NOT_RETRY: u16 = 1 << 15;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Completion {
-    /// Dwords 0 and 1: what the command answers besides its data.
+    /// Dwords 0 and 1: the result of the command besides its data.
     pub result: U64,
     /// How far the submission queue is consumed; all ones without flow control.
     pub queue_head: U16,

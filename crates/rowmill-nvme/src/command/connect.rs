@@ -1,3 +1,5 @@
+//! The Connect command of fabrics.
+
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 

@@ -1,3 +1,5 @@
+//! NVMe qualified names (NQNs), which name hosts and subsystems.
+
 use std::fmt;
 use std::str::FromStr;
 

@@ -1,9 +1,11 @@
+//! The commands Property Get and Property Set of fabrics.
+
 use super::{Command, fabrics};
 
 /// A register of a controller, which Property Get and Property Set read and write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Property {
-    /// CAP: what the controller can do.
+    /// CAP: the capabilities of the controller.
     Capabilities,
     /// VS: the version of the standard.
     Version,

@@ -1,3 +1,5 @@
+//! SGL descriptors, which say how the data of a command is transferred.
+
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 

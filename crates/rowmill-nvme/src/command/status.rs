@@ -1,3 +1,5 @@
+//! Statuses of commands.
+
 use std::fmt;
 
 /// The status of a command: its type (generic, command specific, media, vendor specific), its code in that type, and
@@ -102,7 +104,7 @@ statuses! {
     FEED_GAP = (7, 0xc8, true, "gap in the feed");
     /// No fill is under way, or another one is.
     FILL_CONFLICT = (7, 0xc9, true, "fill conflict");
-    /// The host asked for more rows per second than its subsystem allows.
+    /// The host looks up more rows per second than its subsystem allows.
     RATE_EXCEEDED = (7, 0xca, false, "rate exceeded");
 }
 

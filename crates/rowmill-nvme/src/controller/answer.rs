@@ -1,13 +1,15 @@
+//! The answer to a command, before it becomes PDUs.
+
 use crate::command::Status;
 
-/// What a command gets: a status, two dwords of the completion, and data.
+/// The answer to a command: a status, two dwords of the completion, and data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The status.
     pub status: Status,
     /// Dwords 0 and 1 of the completion.
     pub result: u64,
-    /// Data for the host. It is filled up with zeros to the length that the command asked for.
+    /// Data for the host. It is padded with zeros to the length that the command requests.
     pub data: Vec<u8>,
     /// The error log says more.
     pub has_more: bool,

@@ -47,10 +47,10 @@ impl Happening {
 enum Notice {
     #[default]
     Idle,
-    /// It happened; the host does not know.
+    /// The event happened and was not sent to the host.
     Due,
-    /// The host knows and has not read the log page.
-    Told,
+    /// The event was sent, and the host has not read the log page.
+    Sent,
 }
 
 #[derive(Debug, Default)]
@@ -98,13 +98,13 @@ impl AsyncEvents {
         }
     }
 
-    /// A request and its result, if something that the host asked for by `enabled` happened.
+    /// A held request and its result, if an event happened that the host has enabled.
     pub(super) fn next(&mut self, enabled: u32) -> Option<(u16, u64)> {
         let due = Happening::ALL.into_iter().find(|&happening| {
             self.notices[happening as usize] == Notice::Due && enabled & happening.bit() != 0
         })?;
         let cid = self.requests.pop_front()?;
-        self.notices[due as usize] = Notice::Told;
+        self.notices[due as usize] = Notice::Sent;
         Some((cid, due.result()))
     }
 }

@@ -1,3 +1,5 @@
+//! Connect: checks the command of a host and creates a queue.
+
 use std::mem::offset_of;
 
 use zerocopy::FromBytes;
@@ -19,9 +21,9 @@ pub struct Connected {
     pub is_flow_control_off: bool,
     /// Index of the subsystem in its port; none for discovery.
     pub subsystem: Option<usize>,
-    /// What the host may do.
+    /// The rights of the host.
     pub role: Role,
-    /// What the host must prove before it sends other commands; nothing, if it has no key.
+    /// The authentication that must succeed before other commands; none, if the host has no key.
     pub auth: Option<ControllerAuth>,
 }
 

@@ -54,16 +54,16 @@ pub struct Request {
 pub enum Closed {
     /// This side found an error. A termination request is queued.
     Fatal(Fatal),
-    /// The other side asked for termination: its reason and information, as it sent them.
+    /// The other side sent a termination request: its reason and information.
     ByPeer {
         /// A [`FatalReason`], if it is one.
         reason: u16,
-        /// What the reason says.
+        /// Further information, whose meaning depends on the reason.
         information: u32,
     },
     /// The set-up took too long.
     TimedOut,
-    /// The host did not prove its key, or does not believe this side. It was told.
+    /// Authentication failed, of the host or of this side. The host has received the failure.
     Unauthenticated,
 }
 
@@ -72,13 +72,13 @@ pub enum Closed {
 pub enum ConnectionEvent {
     /// A command to execute. Each gets one [`Connection::answer`].
     Command(Request),
-    /// The connection is over. Send what is unsent, then close the socket.
+    /// The connection has ended. Send the unsent bytes, then close the socket.
     Closed(Closed),
 }
 
-/// Unsent bytes above which no more bytes are consumed from a host that has not proved who it is.
+/// Unsent bytes above which no more bytes are consumed from a host that has not authenticated.
 const SETUP_UNSENT_BYTES_MAX: usize = 8 << 10;
-/// Most bytes of data that it is asked for. A command with more waits until it has proved who it is.
+/// Limit on the data requested from a host that has not authenticated. A command with more data waits.
 const SETUP_HELD_BYTES_MAX: usize = CAPSULE_DATA_BYTES;
 /// Of the result of a Connect: the host must authenticate.
 const AUTHENTICATION_BIT: u64 = 1 << 17;
@@ -116,7 +116,7 @@ pub struct Connection {
     held_bytes: usize,
     /// Bytes of data that came in capsules, of commands that are not answered.
     capsule_bytes: usize,
-    /// Commands whose data was asked for or has begun to come, and is not whole.
+    /// Commands whose data was requested or has partly arrived.
     incomplete: usize,
     next_tag: u16,
     /// The command that gets the data which comes now; none, if the data is dropped.
@@ -129,7 +129,7 @@ impl Connection {
     ///
     /// # Panics
     ///
-    /// If a limit is below what it must be.
+    /// If a limit is below its minimum.
     pub fn new(now: Instant, limits: ConnectionLimits) -> Connection {
         assert!(limits.held_bytes_max >= TRANSFER_BYTES_MAX, "held_bytes_max must allow one transfer");
         let data_pdu_bytes = limits.data_pdu_bytes_max;
@@ -243,7 +243,7 @@ impl Connection {
         self.capsule_bytes
     }
 
-    /// The host has begun to send data, or was asked for it, and has not sent all.
+    /// Data was requested from the host, or has partly arrived.
     pub fn awaits_data(&self) -> bool {
         self.incomplete > 0
     }
@@ -253,8 +253,8 @@ impl Connection {
         !self.ordered.is_empty()
     }
 
-    /// How many more bytes must be lent before the host is asked for the data of the next command; 0 if none waits, or
-    /// if it waits for answers of others.
+    /// Bytes that must be lent before the data of the next command is requested; 0 if no command waits, or if it waits
+    /// for answers to other commands.
     pub fn wanted_bytes(&self) -> usize {
         let Some(slot) = self.waiting.front().and_then(|cid| self.slots.get(cid)) else { return 0 };
         let needed = self.held_bytes + slot.data_bytes;

@@ -1,3 +1,5 @@
+//! Features of a controller, which hosts get and set.
+
 use super::{Answer, Request};
 use crate::command::Status;
 
@@ -23,7 +25,7 @@ const TEMPERATURE_NEVER: u32 = 0xffff;
 pub(super) struct Features {
     host_id: [u8; 16],
     io_queues_max: u16,
-    /// Arbitration, error recovery and atomicity only keep what is written.
+    /// Arbitration, error recovery and atomicity: stored for Get Features, without an effect.
     arbitration: u32,
     error_recovery: u32,
     atomicity: u32,

@@ -1,3 +1,5 @@
+//! Commands of I/O queues, parsed and checked for the node.
+
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 

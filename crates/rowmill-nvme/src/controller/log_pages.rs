@@ -1,3 +1,5 @@
+//! Log pages of a controller.
+
 use zerocopy::IntoBytes;
 
 use super::admin::{ALL_NAMESPACES, View};
@@ -7,7 +9,7 @@ use super::{Content, Outcome, Request};
 use crate::command::Status;
 use crate::log::{CHANGED_MAX, SupportedCommands, discovery_page, page};
 
-/// The host wants the event of the page to stay told.
+/// RAE: reading the page does not clear its event.
 const RETAIN_EVENT: u32 = 1 << 15;
 /// The offset counts entries, not bytes.
 const OFFSET_OF_ENTRIES: u32 = 1 << 23;

@@ -1,4 +1,6 @@
-/// What a namespace holds.
+//! The description of a namespace, of blocks or of rows.
+
+/// The content of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Blocks only.
@@ -12,7 +14,7 @@ pub enum Content {
 pub struct Namespace {
     /// Its number, from 1.
     pub number: u32,
-    /// What it holds.
+    /// Its content.
     pub content: Content,
     /// A UUID that stays with the data.
     pub guid: [u8; 16],

@@ -134,7 +134,7 @@ impl Port {
     ///
     /// # Errors
     ///
-    /// What the command is to be answered with.
+    /// The answer to the command.
     pub fn connect(&mut self, now: Instant, request: &Request, seed: [u8; 32]) -> Result<Connected, Refusal> {
         let parsed = connect::parse(request)?;
         let subsystem = if parsed.subsystem.as_str() == DISCOVERY_NQN {

@@ -1,3 +1,5 @@
+//! The registers of a controller: enabling, shutdown and status.
+
 use crate::command::{Property, Status, capability, configuration, controller_status};
 use crate::identify::VERSION;
 

@@ -1,3 +1,5 @@
+//! A command on a connection, from its capsule to its answer.
+
 use super::connection::Request;
 use crate::command::{Command, DataPlace, Direction, Status};
 use crate::{CAPSULE_DATA_BYTES, TRANSFER_BYTES_MAX};

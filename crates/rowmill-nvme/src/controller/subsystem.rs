@@ -1,9 +1,11 @@
+//! A subsystem: its namespaces, and the hosts that may connect.
+
 use super::Namespace;
 use crate::auth::Key;
 use crate::command::Nqn;
 use crate::vendor::VendorArea;
 
-/// What a host may do.
+/// The rights of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Read blocks, pool rows.
@@ -17,7 +19,7 @@ pub enum Role {
 pub struct Host {
     /// Its name.
     pub name: Nqn,
-    /// What it may do.
+    /// Its rights.
     pub role: Role,
     /// The key that it must prove.
     pub key: Option<Key>,

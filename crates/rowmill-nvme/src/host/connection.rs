@@ -48,11 +48,11 @@ pub enum Exchange {
 pub enum HostClosed {
     /// This side found an error. A termination request is queued.
     Fatal(Fatal),
-    /// The controller asked for termination: its reason and information, as it sent them.
+    /// The controller sent a termination request: its reason and information.
     ByPeer {
         /// A [`FatalReason`], if it is one.
         reason: u16,
-        /// What the reason says.
+        /// Further information, whose meaning depends on the reason.
         information: u32,
     },
     /// The controller did not answer in time.
@@ -68,12 +68,12 @@ pub enum HostEvent {
     Completed {
         /// Its completion.
         completion: Completion,
-        /// What it read.
+        /// Data that it read.
         data: Vec<u8>,
         /// The digest of the data was right, or there is none.
         is_intact: bool,
     },
-    /// The connection is over.
+    /// The connection has ended.
     Closed(HostClosed),
 }
 
@@ -86,9 +86,9 @@ enum Phase {
 
 #[derive(Debug)]
 struct Pending {
-    /// Data that the controller may ask for.
+    /// Data that the controller may request.
     to_send: Arc<Vec<u8>>,
-    /// Bytes of it that were asked for.
+    /// Bytes that the controller has requested.
     asked: usize,
     /// The data of the last R2T has left when this many bytes have.
     leaves_at: u64,
@@ -229,7 +229,7 @@ impl HostConnection {
         self.pending.len()
     }
 
-    /// The connection is over.
+    /// The connection has ended.
     pub fn is_closed(&self) -> bool {
         matches!(self.phase, Phase::Closed)
     }

@@ -87,7 +87,7 @@ pub enum SetupError {
     #[error("the controller is not ready after {0:?}, the time that it announces")]
     NotReady(Duration),
     /// The controller asks for authentication.
-    #[error("the controller asks for authentication: set the key of this host")]
+    #[error("the controller asks for authentication: give the key file of this host")]
     NoKey,
     /// The controller need not authenticate, but its key is set.
     #[error(
@@ -283,7 +283,7 @@ impl Setup {
             Stage::Identify => {
                 let identified = IdentifyController::ref_from_bytes(data);
                 let identified = identified.map_err(|_| SetupError::Damaged { command })?;
-                self.ready.area = Some(identified.vendor_area).filter(VendorArea::is_valid);
+                self.ready.area = Some(identified.vendor_area).filter(VendorArea::is_present);
                 self.ready.capsule_data_bytes = capsule_data_bytes(identified);
                 self.ready.transfer_bytes_max = transfer_bytes_max(identified, self.page_shift);
                 if self.subsystem.as_str() == DISCOVERY_NQN {

@@ -1,3 +1,5 @@
+//! The data of Identify Controller.
+
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -134,7 +136,7 @@ impl IdentifyController {
     }
 }
 
-/// Put a text into a field that spaces fill up; what is too long is cut.
+/// Write a text to a field that is padded with spaces. A longer text is cut.
 pub(crate) fn fill_text(field: &mut [u8], text: &str) {
     field.fill(b' ');
     for (byte, new) in field.iter_mut().zip(text.bytes().filter(u8::is_ascii_graphic)) {

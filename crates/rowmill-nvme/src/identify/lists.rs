@@ -1,3 +1,5 @@
+//! Lists of Identify: active namespaces, and descriptors of a namespace.
+
 use super::IDENTIFY_BYTES;
 use crate::controller::Namespace;
 

@@ -1,3 +1,5 @@
+//! The data of Identify Namespace.
+
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 

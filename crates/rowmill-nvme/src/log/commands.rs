@@ -1,3 +1,5 @@
+//! The log page of supported commands and their effects.
+
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 

@@ -1,3 +1,5 @@
+//! The discovery log page, which lists the subsystems of a port.
+
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 

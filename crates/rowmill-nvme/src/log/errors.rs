@@ -1,3 +1,5 @@
+//! The error log page.
+
 use std::collections::VecDeque;
 
 use zerocopy::little_endian::{U16, U32, U64};

@@ -1,7 +1,9 @@
+//! The SMART and health log page.
+
 use zerocopy::little_endian::{U16, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// SMART and health: what the storage node counts. A unit of data is 1,000 blocks of 512 bytes.
+/// SMART and health: counters of the storage node. A unit of data is 1,000 blocks of 512 bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Health {

@@ -1,3 +1,5 @@
+//! Header and data digests of PDUs.
+
 /// Digests of a connection: CRC32C over headers, over data, both or neither.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digests {

@@ -1,6 +1,8 @@
+//! Errors of the protocol that terminate a connection.
+
 use std::fmt;
 
-/// Why a connection is terminated: the fatal error status of a termination request.
+/// The reason for a termination: the fatal error status of a termination request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u16)]
 pub enum FatalReason {
@@ -10,7 +12,7 @@ pub enum FatalReason {
     SequenceError = 2,
     /// The digest of a header is wrong; the information is the received digest.
     HeaderDigestError = 3,
-    /// Data outside of what was asked for.
+    /// Data outside of the requested range.
     DataOutOfRange = 4,
     /// A PDU with more data than allowed, or more requests for data than allowed.
     LimitExceeded = 5,
@@ -30,7 +32,7 @@ impl FatalReason {
     ];
 }
 
-/// An error of the transport after which a connection cannot go on.
+/// An error of the transport that ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fatal {
     /// The kind of the error.

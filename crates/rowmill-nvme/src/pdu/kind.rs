@@ -1,3 +1,5 @@
+//! Kinds of PDUs, and the side that sends each.
+
 /// One end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
@@ -15,17 +17,17 @@ pub enum Kind {
     InitializeRequest = 0,
     /// ICResp: the first PDU of a controller.
     InitializeResponse = 1,
-    /// H2CTermReq: the host gives up the connection.
+    /// H2CTermReq: the host terminates the connection.
     HostTerminate = 2,
-    /// C2HTermReq: the controller gives up the connection.
+    /// C2HTermReq: the controller terminates the connection.
     ControllerTerminate = 3,
     /// CapsuleCmd: a command, possibly with its data.
     Command = 4,
     /// CapsuleResp: the completion of a command.
     Response = 5,
-    /// H2CData: data of a command that the controller asked for.
+    /// H2CData: data of a command, requested by the controller.
     HostData = 6,
-    /// C2HData: data that a command asked for.
+    /// C2HData: data that a command reads.
     ControllerData = 7,
     /// R2T: the controller is ready for data of a command.
     ReadyToTransfer = 9,

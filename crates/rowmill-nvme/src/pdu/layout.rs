@@ -1,3 +1,5 @@
+//! Byte layouts of PDU headers.
+
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -40,7 +42,7 @@ pub struct Initialize {
     pub version: U16,
     /// Data starts at multiples of this plus one words of 4 bytes, 0 to 31.
     pub alignment: u8,
-    /// Digests asked for, or granted: bit 0 headers, bit 1 data.
+    /// Digests requested, or granted: bit 0 headers, bit 1 data.
     pub digests: u8,
     /// In a request: R2Ts per command that may be open, less one. In a response: the most data of one H2CData.
     pub limit: U32,
@@ -54,7 +56,7 @@ pub struct Initialize {
 pub struct Terminate {
     /// A [`FatalReason`](super::FatalReason).
     pub reason: U16,
-    /// What the reason says.
+    /// Further information, whose meaning depends on the reason.
     pub information: U32,
     /// Zeros.
     pub reserved: [u8; 10],

@@ -252,7 +252,7 @@ impl Receiver {
     }
 }
 
-/// What the common header says, checked.
+/// The checked fields of the common header.
 struct Checked {
     kind: Kind,
     /// The digests that this PDU has.

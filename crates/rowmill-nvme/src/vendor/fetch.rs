@@ -1,3 +1,5 @@
+//! Fetch: the header of a result, and the damaged vectors that it lists.
+
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 

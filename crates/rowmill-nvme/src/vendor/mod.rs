@@ -1,5 +1,5 @@
-//! Commands of ours on rows: stage, fetch and apply, and the vendor area of Identify Controller by which a host finds
-//! them. `docs/reference/storage-commands.md` says every byte.
+//! Vendor commands on rows: stage, fetch and apply, and the vendor area of Identify Controller by which a host detects
+//! them. `docs/reference/storage-commands.md` specifies every byte.
 
 mod apply;
 mod area;

@@ -99,7 +99,7 @@ pub struct Feature<'a> {
 pub struct Stage<'a> {
     /// The handle of the result.
     pub handle: u64,
-    /// What the result holds.
+    /// The form of the result.
     pub form: Form,
     /// Numbers of the result.
     pub dtype: RowDtype,
