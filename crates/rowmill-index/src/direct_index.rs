@@ -2,8 +2,8 @@
 //!
 //! The ids of one shard are those with the shard's low bits; the rest of the id is the position.
 //!
-//! While every id has a row in memory, and the rows lie in slots one after the other in the order of their ids, the
-//! table is an array: readers need no entry of the index ([`DirectIndex::array`]).
+//! While every id has a row in memory, and the rows are in consecutive slots in the order of their ids, the table is an
+//! array: readers compute the slot from the id and read no index entry ([`DirectIndex::array`]).
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -31,7 +31,7 @@ pub struct DirectIndex {
 }
 
 impl DirectIndex {
-    /// An index for those of `0..rows` that fall to `shard` out of `shards`.
+    /// An index for the ids of `0..rows` that belong to `shard` out of `shards`.
     pub(crate) fn new(rows: u64, shard: usize, shards: usize) -> Self {
         let local = local_rows(rows, shard, shards);
         Self {
@@ -118,7 +118,7 @@ impl DirectIndex {
         flags::clock(self.flags[local_of(entry)].load(Relaxed).into())
     }
 
-    /// Take the clock of the row once more, as [`TableIndex::take_clock`](super::TableIndex::take_clock) says.
+    /// As [`TableIndex::take_clock`](super::TableIndex::take_clock).
     #[inline(always)]
     pub(crate) fn take_clock(&mut self, entry: EntryRef, bound: u8) -> Option<u8> {
         let word = self.flags[local_of(entry)].get_mut();
@@ -129,7 +129,7 @@ impl DirectIndex {
         })
     }
 
-    /// Give the clock of the row back once; what it showed.
+    /// As [`TableIndex::give_clock`](super::TableIndex::give_clock).
     #[inline(always)]
     pub(crate) fn give_clock(&mut self, entry: EntryRef) -> u8 {
         let word = self.flags[local_of(entry)].get_mut();

@@ -1,10 +1,10 @@
-//! The six bits an entry keeps beside its location: two of access frequency, four of clock.
+//! The six flag bits of an entry: two of access frequency, four of clock.
 
 /// Bits of one entry.
 pub(super) const FLAG_BITS: u32 = 6;
 /// Largest access frequency.
 pub(crate) const FREQUENCY_MAX: u8 = 3;
-/// A clock this large says that the exact count is kept elsewhere, by the caller; 0..=14 are exact.
+/// At this value the caller keeps the exact count of the clock. Values of 0..=14 are exact.
 pub const CLOCK_OVERFLOW: u8 = 15;
 
 const FREQUENCY_MASK: u32 = 0b00_0011;
@@ -29,13 +29,13 @@ pub(super) fn one_taken(shift: u32) -> u32 {
     1 << (CLOCK_SHIFT + shift)
 }
 
-/// Whether a clock that shows this may be taken once more at this bound, and shows it then.
+/// Whether a clock of this value may be taken once more at this bound, and can represent the new value.
 #[inline]
 pub(super) fn may_take(clock: u8, bound: u8) -> bool {
     clock < CLOCK_OVERFLOW - 1 && clock <= bound
 }
 
-/// Whether a clock that shows this shows one less when it is given back.
+/// Whether a clock of this value is decremented when it is given back.
 #[inline]
 pub(super) fn may_give(clock: u8) -> bool {
     clock != 0 && clock != CLOCK_OVERFLOW

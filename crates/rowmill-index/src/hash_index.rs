@@ -1,16 +1,15 @@
 //! An index for any 64-bit ids: a hash table of cache-line buckets, looked up in batches.
 //!
-//! A bucket is one 64-byte line with five entries: full ids, locations, and the flags of all five in
-//! one word. A lookup therefore reads one line, and the row it leads to is the only other miss. An id's
-//! home bucket is the high part of `hash * buckets`, for any number of buckets; an entry that does not
-//! fit goes to the next bucket with room, and the full buckets on its way get an overflow bit, which
-//! stays until the index is rebuilt. A lookup ends at the first bucket without that bit.
+//! A bucket is one 64-byte line with five entries: full ids, locations, and the flags of all five in one
+//! word. A lookup therefore usually has two cache misses: the bucket and the row. An id's home bucket is the
+//! high part of `hash * buckets`, for any number of buckets. An entry that does not fit into its home bucket
+//! goes to the next bucket with room. The full buckets in between get an overflow bit, which stays set until
+//! the index is rebuilt. A lookup ends at the first bucket without this bit.
 //!
-//! Growing keeps the order of home buckets, so it is one sequential pass from the old memory to the
-//! new, and the old is given back on the way: the two together never take noticeably more than the new
-//! one alone will. The price of that order is that inserting rows in bucket order into an index that
-//! still grows would pile them up at its low end; [`HashIndex::for_each`] therefore does not run in
-//! bucket order.
+//! Growing keeps the order of home buckets. So it is one sequential pass from the old memory to the new
+//! memory, and old pages are freed during the pass: both together take little more than the new memory alone.
+//! A drawback of this order: inserting rows in bucket order into an index that still grows would fill its low
+//! end first. [`HashIndex::for_each`] therefore does not visit in bucket order.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -24,8 +23,8 @@ use crate::prefetch::prefetch;
 
 /// Entries of a bucket: five of 12 bytes and a word of flags fill a 64-byte line.
 const ENTRIES: usize = 5;
-/// Rows per bucket at which the index grows: a load of 0.8, 16 bytes per row. Beyond it lookups of
-/// absent ids walk through ever longer runs of full buckets.
+/// Rows per bucket at which the index grows: a load of 0.8, 16 bytes per row. At a higher load, lookups of
+/// absent ids pass through long runs of full buckets.
 const ROWS_PER_BUCKET_MAX: usize = 4;
 /// Growth by half leaves at most 24 bytes per row.
 const GROWTH_NUMERATOR: usize = 3;
@@ -65,7 +64,7 @@ impl Bucket {
         self.occupied(unsafe { Plain::matches(&self.ids, id) })
     }
 
-    /// What the bucket, number `number`, says of an id.
+    /// Find an id in this bucket, whose number is `number`.
     ///
     /// # Safety
     /// The CPU has the instructions of `C`.
@@ -76,7 +75,7 @@ impl Bucket {
         Some(Found { entry: entry(number, e), location: Location::from_stored(self.locations[e]) })
     }
 
-    /// The entry that holds an id, given those that match it: empty ones match id 0 too.
+    /// The entry that holds an id, among the entries that match it. Empty entries match id 0, so they are excluded.
     #[inline(always)]
     fn occupied(&self, mut matches: u32) -> Option<usize> {
         while matches != 0 {
@@ -239,7 +238,7 @@ impl HashIndex {
         flags::clock(word.load(Relaxed) >> shift)
     }
 
-    /// Take the clock of the row once more, as [`TableIndex::take_clock`](super::TableIndex::take_clock) says.
+    /// As [`TableIndex::take_clock`](super::TableIndex::take_clock).
     #[inline(always)]
     pub(crate) fn take_clock(&mut self, entry: EntryRef, bound: u8) -> Option<u8> {
         let (word, shift) = self.flags_of_mut(entry);
@@ -250,7 +249,7 @@ impl HashIndex {
         })
     }
 
-    /// Give the clock of the row back once; what it showed.
+    /// As [`TableIndex::give_clock`](super::TableIndex::give_clock).
     #[inline(always)]
     pub(crate) fn give_clock(&mut self, entry: EntryRef) -> u8 {
         let (word, shift) = self.flags_of_mut(entry);
@@ -323,10 +322,10 @@ impl HashIndex {
 
     /// Visit every id, in no useful order.
     ///
-    /// Runs of buckets are visited in steps of about the golden ratio of their number, which leaves any
-    /// prefix of the visit spread evenly over the hashes. Were they visited in order, a caller that inserts
-    /// what is visited into another index that still grows would fill that from its low end and probe
-    /// through ever longer runs of full buckets: quadratic time.
+    /// Runs of buckets are visited in steps of about the golden ratio of their number, so every prefix of the
+    /// visit is spread evenly over the hashes. In bucket order, a caller that inserts the visited ids into
+    /// another, growing index would fill it from its low end and probe through ever longer runs of full
+    /// buckets, which takes quadratic time.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(u64, Location)) {
         let runs = self.buckets.len() / VISIT_BUCKETS;
         let step = coprime_step(runs);

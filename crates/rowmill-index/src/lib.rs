@@ -1,20 +1,19 @@
-//! Where a row is: one index per (shard, table), from an id to a [`Location`].
+//! The index of a table: one per (shard, table), from an id to the [`Location`] of its row.
 //!
-//! Beside the location an entry keeps six bits: how often the row was asked for lately (for the cache
-//! policy) and how many of its readers are outstanding (its staleness clock). They lie in the cache
-//! line a lookup reads anyway.
+//! Besides the location, an entry has six bits: two count recent accesses (for the cache policy), four are
+//! the staleness clock, which counts outstanding gets. They are in the cache line that a lookup reads anyway.
 //!
 //! Invariants:
-//! * the full 64-bit id is stored or implied by the position: two ids never share an entry;
-//! * all-zero memory is an empty index, so a new one costs no more than its pages once touched;
-//! * everything behind `&self` may run under a shared lock, everything that moves entries, locations
-//!   or clocks takes `&mut self`.
+//! * The full 64-bit id is stored, or implied by the position. Two ids never share an entry.
+//! * All-zero memory is an empty index, so a new index takes memory only for the pages that are touched.
+//! * Functions with `&self` may run under a shared lock. Functions that change entries, locations or clocks
+//!   take `&mut self`.
 //!
-//! An index knows nothing of rows, devices or memory budgets: it reports its bytes, and the bytes a
+//! An index is independent of rows, devices and memory budgets. It reports its bytes, and the bytes that a
 //! growth would add before it happens ([`TableIndex::grow_bytes_if_inserting`]).
 
-// What is not inlined into a function of an instruction set is compiled without it, and a prefetch that is a call of
-// its own comes late.
+// A function that is not inlined into a function compiled for an instruction set loses that instruction set.
+// A prefetch behind a function call comes too late.
 #![allow(clippy::inline_always)]
 
 mod compare;

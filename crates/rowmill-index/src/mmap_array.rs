@@ -1,4 +1,4 @@
-//! An array in pages of its own, which starts as zeros and takes memory only where it is touched.
+//! An array in anonymous memory-mapped pages, which starts as zeros and takes memory only where it is touched.
 //!
 //! Indexes are such arrays, and so are the slots for rows in memory. Address space is reserved once for as many slots as
 //! there may ever be, so rows never move while their number grows.
@@ -33,7 +33,7 @@ unsafe impl Zeroed for AtomicU32 {}
 // SAFETY: as above.
 unsafe impl Zeroed for AtomicU8 {}
 
-/// A fixed-size slice in pages of its own, all zeros at first. Private to the process, never moved.
+/// A fixed-size slice in anonymous memory-mapped pages, all zeros at first. Private to the process, never moved.
 pub struct MmapArray<T: Zeroed> {
     start: NonNull<T>,
     len: usize,

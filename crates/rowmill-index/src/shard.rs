@@ -2,7 +2,7 @@
 
 use rowmill_splitmix::mix;
 
-/// What the buckets of a shard are chosen by: the high half of the mixed id.
+/// The hash that selects the bucket within a shard: the high half of the mixed id.
 #[inline]
 pub fn hash(id: u64) -> u32 {
     (mix(id) >> 32) as u32
@@ -10,8 +10,8 @@ pub fn hash(id: u64) -> u32 {
 
 /// The shard of an id of a sparse table, out of `shards` (a power of two).
 ///
-/// Shards take the low bits of the hash, buckets within a shard the high ones: the ids of one shard
-/// spread over its buckets as well as all ids would.
+/// The low bits of the hash select the shard, and the high bits the bucket within it. So the ids of one
+/// shard are spread evenly over its buckets.
 #[inline]
 pub fn shard_of(id: u64, shards: usize) -> usize {
     debug_assert!(shards.is_power_of_two());

@@ -16,11 +16,11 @@ pub enum TableIndex {
     Direct(DirectIndex),
 }
 
-/// An entry is not where a look at one cache line finds it.
+/// The entry is not in the first cache line that a lookup reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Beyond;
 
-/// Run the same call on whichever index there is.
+/// Run the same call on either kind of index.
 macro_rules! either {
     ($self:expr, $index:ident => $call:expr) => {
         match $self {
@@ -48,7 +48,7 @@ impl TableIndex {
         }
     }
 
-    /// Start loading what `find` will read.
+    /// Prefetch the cache line that `find` will read.
     #[inline]
     pub fn prefetch(&self, id: u64, hash: u32) {
         match self {
@@ -63,8 +63,8 @@ impl TableIndex {
         either!(self, index => index.find(id))
     }
 
-    /// As [`TableIndex::find`], given the [`hash`](super::hash) of the id, but look at what
-    /// [`TableIndex::prefetch`] asked for alone.
+    /// As [`TableIndex::find`], given the [`hash`](super::hash) of the id, but read only the cache line that
+    /// [`TableIndex::prefetch`] loads.
     ///
     /// # Errors
     /// [`Beyond`] when the entry may be elsewhere; its bucket is prefetched, and `find_beyond` will find it.
@@ -82,7 +82,7 @@ impl TableIndex {
         }
     }
 
-    /// The entry of an id with this hash, after [`TableIndex::find_near`] said that it may be elsewhere.
+    /// The entry of an id with this hash, after [`TableIndex::find_near`] returned [`Beyond`].
     ///
     /// # Safety
     /// The CPU has the instructions of `C`.
@@ -128,7 +128,7 @@ impl TableIndex {
         either!(self, index => index.location(entry))
     }
 
-    /// Say that the row of an entry has moved.
+    /// Set the location of the row of an entry.
     #[inline]
     pub fn set_location(&mut self, entry: EntryRef, location: Location) {
         either!(self, index => index.set_location(entry, location));
@@ -158,15 +158,15 @@ impl TableIndex {
         either!(self, index => index.clock(entry))
     }
 
-    /// Take the clock of the row once more unless more than `bound` gets are outstanding; how many there were.
-    /// `None`, and nothing is taken, also where the clock cannot show one more.
+    /// Increment the clock of the row and return its old value. `None`, without a change, if more than `bound`
+    /// gets are outstanding or if the clock cannot represent the new value.
     #[inline(always)]
     pub fn take_clock(&mut self, entry: EntryRef, bound: u8) -> Option<u8> {
         either!(self, index => index.take_clock(entry, bound))
     }
 
-    /// Give the clock of the row back once; what it showed. Nothing changes if that is 0 or
-    /// [`CLOCK_OVERFLOW`](super::CLOCK_OVERFLOW).
+    /// Decrement the clock of the row and return its old value. At 0 and at
+    /// [`CLOCK_OVERFLOW`](super::CLOCK_OVERFLOW) nothing changes.
     #[inline(always)]
     pub fn give_clock(&mut self, entry: EntryRef) -> u8 {
         either!(self, index => index.give_clock(entry))

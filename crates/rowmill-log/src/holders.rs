@@ -1,8 +1,8 @@
 //! Which rows the index names, and which rows each kept version names.
 //!
 //! A row is retained once, while the index or any version names it. So the index may release a row that a
-//! version still needs, and the row stays; the last to let it go frees it. A row number never changes its
-//! meaning while it is held. Cleaning moves a row for all its holders at once.
+//! version still needs, and the row stays; its last holder frees it. A row number never changes its meaning
+//! while it is held. Cleaning moves a row for all its holders at once.
 //!
 //! The sets exist only in a store that has versions: they take one bit per row number and version.
 
@@ -40,8 +40,8 @@ impl Holders {
 
     /// The index no longer names `row`. Returns whether a version does.
     pub(super) fn release(&self, row: u32) -> bool {
-        // Under the lock, so that a version that is let go meanwhile sees this row either still named or
-        // already left to it.
+        // Under the lock, so that a version that is dropped concurrently sees this row either still named by
+        // the index or already its own.
         let kept = self.kept.read();
         self.current.remove(row);
         kept.hold(row)

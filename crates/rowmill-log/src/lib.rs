@@ -146,7 +146,7 @@ impl Log {
     pub fn open(device: Arc<dyn Device>, config: LogConfig, state: &LogState) -> Result<Self, LogError> {
         let LogConfig { group, geometry, tail_buffers, writer_thread, .. } = config;
         let bad_state = |reason| LogError::BadState { group, reason };
-        // Checked first: the tables allocated below are as long as the state says.
+        // Checked first, because the sizes of the tables allocated below come from the state.
         let end = state.segments.iter().map(|segment| u64::from(segment.place) + 1).max().unwrap_or(0);
         let needed = u128::from(end) * geometry.place_bytes() as u128;
         if needed > u128::from(device.bytes()) {
@@ -231,7 +231,7 @@ impl Log {
         };
         let new = self.append_moved(key, row)?;
         let follows = holders.follow(old, new);
-        // Only the versions hold the copy. If they were let go meanwhile, it is released here.
+        // Only the versions hold the copy. If they were dropped meanwhile, it is released here.
         self.release(new);
         if !follows {
             return Ok(None);

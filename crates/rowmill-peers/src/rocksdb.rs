@@ -13,7 +13,7 @@ const MEMTABLES: u64 = 2;
 /// The block size of the store, too.
 const BLOCK_BYTES: usize = 4096;
 const FORMAT_VERSION: c_int = 5;
-/// At ten bits per key, one in a hundred reads of a block is in vain.
+/// At ten bits per key, one in a hundred block reads finds no row.
 const FILTER_BITS: c_double = 10.0;
 /// Load factor of the hash table of keys in each block.
 const HASH_RATIO: c_double = 0.75;

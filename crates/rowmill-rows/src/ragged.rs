@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use crate::{IdBag, Pooling};
+
 /// Ids, feature by feature: bag `b` of feature `f` is
 /// `ids[offsets[f * bags + b]..offsets[f * bags + b + 1]]`.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +23,19 @@ pub struct FeatureBags<'a> {
     pub offsets: Cow<'a, [i64]>,
     /// One factor per id.
     pub weights: Option<&'a [f32]>,
+}
+
+impl FeatureBags<'_> {
+    /// What to pool: the mean of each bag, or its sum, without the padding id.
+    pub fn bag(&self, padding: Option<i64>, is_mean: bool) -> IdBag<'_> {
+        IdBag {
+            ids: self.ids,
+            offsets: &self.offsets,
+            weights: self.weights,
+            padding: padding.map(|id| id as u64),
+            pooling: if is_mean { Pooling::Mean } else { Pooling::Sum },
+        }
+    }
 }
 
 impl<'a> Ragged<'a> {

@@ -76,7 +76,9 @@ pub enum StoreError {
         supported: u32,
     },
     /// Bytes on the device do not match their checksum. They were not returned.
-    #[error("{what}: the stored bytes are damaged; restore the folder from a copy, or remove it")]
+    #[error(
+        "{what}: the stored bytes are damaged; restore the folder from a copy, or run rowmill fsck, whose --repair keeps what is intact"
+    )]
     Corrupt {
         /// Which file or block is damaged, and which check found it.
         what: String,

@@ -6,45 +6,17 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
 use common::*;
 use rowmill_store::*;
-use rowmill_testkit::Rng64;
-
-/// The system's allocator, counting bytes.
-struct Counting;
-
-static ALLOCATED: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call is passed to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATED.fetch_add(layout.size() as u64, Relaxed);
-        // SAFETY: by the contract of this function.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
-        // SAFETY: by the contract of this function; `address` came from the system's allocator.
-        unsafe { System.dealloc(address, layout) }
-    }
-
-    unsafe fn realloc(&self, address: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATED.fetch_add((size as u64).saturating_sub(layout.size() as u64), Relaxed);
-        // SAFETY: by the contract of this function; `address` came from the system's allocator.
-        unsafe { System.realloc(address, layout, size) }
-    }
-}
+use rowmill_testkit::{CountingAllocator, Rng64};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn allocated(work: impl FnOnce()) -> u64 {
-    let before = ALLOCATED.load(Relaxed);
+    let before = CountingAllocator::total();
     work();
-    ALLOCATED.load(Relaxed) - before
+    CountingAllocator::total() - before
 }
 
 #[test]

@@ -11,16 +11,14 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use common::*;
 use rowmill_store::*;
-use rowmill_testkit::Rng64;
+use rowmill_testkit::{CountingAllocator, Rng64};
 use serde_json::Value;
 
 const CASES: u64 = 3000;
@@ -29,39 +27,8 @@ const SECONDS_VARIABLE: &str = "ROWMILL_FUZZ_SECONDS";
 /// No reader may allocate more at once.
 const ALLOCATION_MAX: usize = 64 << 20;
 
-/// The system's allocator, recording the largest request.
-struct Watching;
-
-static LARGEST: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is passed to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Watching {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LARGEST.fetch_max(layout.size(), Relaxed);
-        // SAFETY: by the contract of this function.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        LARGEST.fetch_max(layout.size(), Relaxed);
-        // SAFETY: by the contract of this function.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
-        // SAFETY: by the contract of this function; `address` came from the system's allocator.
-        unsafe { System.dealloc(address, layout) }
-    }
-
-    unsafe fn realloc(&self, address: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        LARGEST.fetch_max(size, Relaxed);
-        // SAFETY: by the contract of this function; `address` came from the system's allocator.
-        unsafe { System.realloc(address, layout, size) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Watching = Watching;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// The files of a store, by name.
 type Files = BTreeMap<String, Vec<u8>>;
@@ -455,12 +422,12 @@ fn a_store_of_any_bytes_is_read_or_refused() {
         let mut rng = Rng64::new(seed);
         let mut files = pick(&originals, &mut rng);
         change(&mut files, &mut rng);
-        LARGEST.store(0, Relaxed);
+        CountingAllocator::start();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&files, seed)))
             .unwrap_or_else(|_| {
                 panic!("case {seed} failed; {SEED_VARIABLE}={seed} cargo test -p rowmill-store --test fuzz")
             });
-        let largest = LARGEST.load(Relaxed);
+        let largest = CountingAllocator::largest();
         assert!(largest <= ALLOCATION_MAX, "case {seed} asked for {largest} bytes; {SEED_VARIABLE}={seed}");
         outcome
     };

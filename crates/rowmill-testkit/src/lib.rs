@@ -1,10 +1,10 @@
-//! Tools shared by tests and benchmarks: seeded numbers and ids, faulty and slow volumes, and the kernel's
-//! counts of memory and disk reads.
+//! Tools shared by tests and benchmarks: seeded numbers and ids, faulty and slow volumes, counts of allocations, and the
+//! kernel's counts of memory and disk reads.
 //!
 //! No normal build contains this crate. Equal seeds give equal numbers on every machine.
-#![forbid(unsafe_code)]
 
 pub mod conformance;
+mod counting_allocator;
 mod fault_schedule;
 mod faulty_device;
 mod faulty_volume;
@@ -15,6 +15,7 @@ mod rng;
 mod throttled_volume;
 mod zipf;
 
+pub use counting_allocator::CountingAllocator;
 pub use fault_schedule::{Fault, When};
 pub use faulty_volume::FaultyVolume;
 pub use ids::{Drift, UniformIds, ZipfIds};

@@ -1,7 +1,7 @@
 //! Changes the rules and the range of ids of tables when a store is opened.
 //!
 //! Specs are changed in the loaded manifest, before anything is built from them. The next checkpoint makes the change
-//! durable; until then the store on disk is as it was.
+//! durable; until then the store on disk is unchanged.
 
 use std::collections::BTreeMap;
 

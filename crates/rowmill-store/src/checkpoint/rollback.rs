@@ -1,7 +1,7 @@
 //! Rollback: makes a version the last checkpoint, by writing a manifest.
 //!
 //! The new checkpoint has the index of the version, the segments of the store, and the next checkpoint
-//! number. So numbers and sequences of segments go on, and later versions stay. Changes since an earlier
+//! number. So numbers of checkpoints and segments continue, and later versions are kept. Changes since an earlier
 //! checkpoint are not listed across a rollback. The feed publishes a rollback when the store is opened with
 //! it, because the manifest names the frame of the version's checkpoint.
 

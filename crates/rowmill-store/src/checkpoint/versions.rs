@@ -1,4 +1,4 @@
-//! Versions: checkpoints that stay when later ones are made, until they age out.
+//! Versions: checkpoints that are kept when later ones are made, up to a number.
 //!
 //! A version costs the rows that later checkpoints changed, and its index files. Its rows stay in the log,
 //! where cleaning moves them together with the rows of the index. See docs/decisions/0024-versions.md.

@@ -1,4 +1,4 @@
-//! The live feed: changes by training, published for other processes while training goes on.
+//! The live feed: publishes changed rows to other processes while training continues.
 //!
 //! The training process appends frames to segment files in the store's volume; followers only read them.
 //! Every frame has a checksum and a sequence number that is never reused. Each row is copied at one instant,

@@ -130,7 +130,7 @@ impl FeedReader {
                 (None, _) if later && !superseded => superseded = true,
                 (None, _) if later => return Err(gap(&firsts, self.position)),
                 (None, Step::Damaged(what)) => return Err(StoreError::Corrupt { what }),
-                // All segments were removed, and the feed began anew with lower numbers.
+                // All segments were removed, and the feed started again with lower numbers.
                 (None, _) if !firsts.is_empty() && !firsts.contains(&self.open.first) => {
                     return Err(gap(&firsts, self.position));
                 }

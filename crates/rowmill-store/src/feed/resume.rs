@@ -49,8 +49,8 @@ pub(crate) fn open(
 ) -> Result<Feed, StoreError> {
     let skip = 1 + (incarnation & SKIP_MASK);
     let published = published_after(volume, epoch, mark)?;
+    let newest = segment::list(&**volume)?.last().copied().unwrap_or(0);
     let Some(published) = published else {
-        let newest = segment::list(&**volume)?.last().copied().unwrap_or(0);
         // A segment has fewer frames than bytes.
         let first = newest + segment_bytes(options) + skip;
         let mut writer = FeedWriter::begin(volume, options, first, NOTHING)?;
@@ -58,7 +58,10 @@ pub(crate) fn open(
         writer.flush()?;
         return Ok(Feed::new(writer, waiting));
     };
-    let mut writer = FeedWriter::begin(volume, options, published.last + skip, published.last)?;
+    // An earlier opening that published nothing has left an empty segment, which follows the same frame. Readers look
+    // for the newest one.
+    let first = published.last.max(newest) + skip;
+    let mut writer = FeedWriter::begin(volume, options, first, published.last)?;
     if published.anything {
         writer.append(&FeedChange::Rollback { to: published.since, epoch })?;
         for (name, ids) in published.ids {

@@ -2,7 +2,7 @@
 //!
 //! All calls take clocks in the same order: shard by shard, ascending, and within a shard all rows of the
 //! call at once or none. So single calls never deadlock. A ticket that makes several calls can still close a
-//! circle of waits; the youngest ticket of the circle then gives way with an error. Older steps go first: a
+//! cycle of waits; the youngest ticket of the cycle is then cancelled with an error. Older steps go first: a
 //! step gives way in a shard where an older step waits.
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,7 +19,7 @@ use crate::staleness::{Call, Held, TicketState};
 use crate::table::{Key, Keys};
 use crate::threads::Scatter;
 
-/// Waits are cut into slices of this length, to check for circles of waiting tickets and for the deadline.
+/// Waits are cut into slices of this length, to check for cycles of waiting tickets and for the deadline.
 pub(crate) const WAIT_SLICE: Duration = Duration::from_millis(20);
 
 /// The clocks that a call takes.

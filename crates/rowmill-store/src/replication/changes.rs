@@ -19,7 +19,6 @@ use rowmill_io::Volume;
 use rowmill_log::{Geometry, Log, LogConfig};
 use rowmill_rows::{RowKey, RowLayout, TableSpec};
 
-use super::log_device;
 use super::pin::PinnedCheckpoint;
 use crate::checkpoint::settle;
 use crate::error::StoreError;
@@ -29,6 +28,7 @@ use crate::files::{
 };
 use crate::options::Background;
 use crate::staleness::Release;
+use crate::store::log_device;
 use crate::store::{Store, Table};
 use crate::table::{Key, decode_row, set_stamp, write_row};
 use crate::update::Target;
@@ -297,7 +297,8 @@ impl Changes {
                 let geometry = Geometry::new(entry.stride as usize, entry.segment_bytes as usize);
                 let reading = LogConfig::for_reading(group, geometry, CHECKSUM_BYTES);
                 let config = LogConfig { incarnation, ..reading };
-                Ok(Log::open(log_device(&*self.volume, entry)?, config, &entry.log)?)
+                let device = log_device(&*self.volume, &entry.log_device, &entry.log, false)?;
+                Ok(Log::open(device, config, &entry.log)?)
             })
             .collect()
     }

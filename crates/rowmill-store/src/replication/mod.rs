@@ -12,18 +12,3 @@ pub use changes::{ChangedRows, ChangedTable, Changes, Replayed};
 pub use pin::{CheckpointPart, FILES_ATTACHMENT, PartReader, PinnedCheckpoint};
 pub use share::{Keeper, Share};
 pub use weights::{WeightsSource, WeightsTarget, copy_weights};
-
-use std::sync::Arc;
-
-use rowmill_io::{Device, DeviceError, MemoryVolume, Volume};
-
-use crate::files::GroupEntry;
-
-/// The log of a group, for reading. A restored checkpoint has none for a group without rows.
-fn log_device(volume: &dyn Volume, group: &GroupEntry) -> Result<Arc<dyn Device>, DeviceError> {
-    if group.log.segments.is_empty() {
-        MemoryVolume::new().device(&group.log_device, true)
-    } else {
-        volume.device(&group.log_device, false)
-    }
-}

@@ -15,10 +15,9 @@ use std::sync::Arc;
 use rowmill_io::{DeviceError, Volume, VolumeLock};
 use rowmill_log::{Geometry, SegmentCopier, SegmentRecord};
 
-use super::log_device;
 use crate::error::StoreError;
 use crate::files::{self, GroupEntry, Manifest, load_manifest_with_bytes};
-use crate::store::Store;
+use crate::store::{Store, log_device};
 
 /// Attachment that names further files of the folder which belong to the checkpoint, one per line. They must
 /// never change: the trainer names them by their hash.
@@ -205,7 +204,7 @@ impl PinnedCheckpoint {
     /// When a log cannot be opened.
     pub fn reader(&self) -> Result<PartReader<'_>, StoreError> {
         let copier = |(group, entry): (u32, &GroupEntry)| {
-            let device = log_device(&*self.volume, entry)?;
+            let device = log_device(&*self.volume, &entry.log_device, &entry.log, false)?;
             Ok(SegmentCopier::new(device, geometry(entry), group))
         };
         let logs = (0..).zip(&self.manifest.groups).map(copier).collect::<Result<_, StoreError>>()?;

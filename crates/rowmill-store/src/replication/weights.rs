@@ -34,7 +34,8 @@ pub trait WeightsTarget {
 pub type WeightsSource = (Arc<dyn Volume>, Option<u64>);
 
 /// Copy the weights of a store, or of the stores of all ranks, to `target`. Tables keep their order, and with it the
-/// values of missing rows. `dtype` is that of the copy; `None` keeps the one of each table.
+/// values of missing rows. Every rank has all rows of the tables in `replicated`: they are copied from the first store.
+/// `dtype` is that of the copy; `None` keeps the one of each table.
 ///
 /// Returns the sequence number in the feed that the copy has; 0 without a feed.
 ///
@@ -43,12 +44,13 @@ pub type WeightsSource = (Arc<dyn Volume>, Option<u64>);
 /// failures of the target.
 pub fn copy_weights<T: WeightsTarget>(
     sources: &[WeightsSource],
+    replicated: &[String],
     dtype: Option<Dtype>,
     target: &mut T,
 ) -> Result<u64, T::Error> {
     let mut tries = 1;
     loop {
-        match try_copy(sources, dtype, target) {
+        match try_copy(sources, replicated, dtype, target) {
             Ok(Err(StoreError::Superseded)) if tries < TRIES => tries += 1,
             Ok(copied) => return Ok(copied?),
             Err(error) => return Err(error),
@@ -59,6 +61,7 @@ pub fn copy_weights<T: WeightsTarget>(
 /// The inner result is that of the sources.
 fn try_copy<T: WeightsTarget>(
     sources: &[WeightsSource],
+    replicated: &[String],
     dtype: Option<Dtype>,
     target: &mut T,
 ) -> Result<Result<u64, StoreError>, T::Error> {
@@ -84,10 +87,13 @@ fn try_copy<T: WeightsTarget>(
         })
         .collect();
     target.begin(first.manifest.seed, &tables)?;
-    for part in &parts {
+    for (number, part) in parts.iter().enumerate() {
         let mut failure = None;
         let mut weights = Vec::new();
         let read = part.for_each(usize::MAX, |ChangedRows { table, ids, rows, dim, row_floats, .. }| {
+            if number > 0 && replicated.iter().any(|name| name == table) {
+                return true;
+            }
             weights.clear();
             weights.extend(rows.chunks_exact(row_floats).flat_map(|row| &row[..dim]));
             failure = target.rows(table, dim, ids, &weights).err();

@@ -1,4 +1,4 @@
-//! Admission: refuses ids that were asked for too rarely to get a row.
+//! Admission: refuses to create rows for ids that are requested too rarely.
 //!
 //! A training read counts each of its distinct ids once. An id without a row whose count stays below its
 //! table's minimum is *refused*. It is removed from the lookup's keys before any shard is entered: no row is

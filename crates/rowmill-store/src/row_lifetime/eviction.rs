@@ -1,6 +1,6 @@
 //! Eviction: deletes rows of a table by its eviction rule.
 //!
-//! While rows are judged no thread changes one. So the result follows from the rows alone: not from the
+//! No thread changes rows while an eviction chooses them. So the choice depends on the rows alone, not on the
 //! number of shards, the location of rows or the time of day. Rows whose clock a step holds are not evicted.
 
 use std::collections::BinaryHeap;

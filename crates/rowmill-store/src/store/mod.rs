@@ -6,16 +6,18 @@
 
 mod gather_stats;
 mod index_room;
+mod log_device;
 mod pooled;
 mod request_queue;
 mod saved;
 mod store;
 mod table;
 
+pub(crate) use log_device::{log_device, log_name};
 pub use pooled::AskedRows;
 pub use request_queue::QueuedGet;
 pub use saved::CheckpointInfo;
 pub(crate) use saved::{KeptVersion, Saved, Written};
 pub use store::Store;
-pub(crate) use store::{check_spec, log_name};
+pub(crate) use store::check_spec;
 pub use table::Table;

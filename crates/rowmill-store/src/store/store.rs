@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use rowmill_io::{MemoryVolume, Process, ProcessLocal, Volume, VolumeLock};
+use rowmill_io::{Process, ProcessLocal, Volume, VolumeLock};
 use rowmill_kernels::RowUpdater;
 use rowmill_log::{Geometry, Log, LogConfig, LogState};
 use rowmill_rows::{Category, GroupSpec, IdRange, TableSpec};
 use rowmill_sync::{Mutex, Poison, RwLock, ranks};
 
 use super::gather_stats::gather_stats;
+use super::log_device::{log_device, log_name};
 use super::request_queue::{QueuedGet, RequestQueue};
 use super::saved::Saved;
 use super::table::Table;
@@ -194,12 +195,7 @@ impl Store {
             row_numbers: self.options.row_places,
             poison: Arc::clone(&self.poison),
         };
-        // A restored checkpoint has no log file for a group without rows.
-        let device = if writable || !state.segments.is_empty() {
-            self.volume.device(&log_name(number), writable)?
-        } else {
-            MemoryVolume::new().device(&log_name(number), true)?
-        };
+        let device = log_device(&*self.volume, &log_name(number), state, writable)?;
         let log = Log::open(device, config, state)?;
         let shards = shards_for(self.budget.row_target(), layout.stride);
         let core = Core {
@@ -512,11 +508,6 @@ impl Store {
     pub fn metrics(&self) -> String {
         self.stats().prometheus()
     }
-}
-
-/// File name of a group's log.
-pub(crate) fn log_name(group: u32) -> String {
-    format!("group-{group}.log")
 }
 
 /// Bytes of a log segment: large enough for fast writes, small compared with the memory for rows.

@@ -89,6 +89,17 @@ impl Table {
         self.state.steps()
     }
 
+    /// Continue the count of optimizer steps of another table, whose rows and state this one gets: Adam corrects
+    /// the bias of its state by this count. Automatic evictions are counted from here.
+    ///
+    /// # Errors
+    /// A store that cannot be written.
+    pub fn set_steps(&self, steps: u64) -> Result<(), StoreError> {
+        self.store.check_writable("set_steps")?;
+        self.state.restore_steps(steps);
+        Ok(())
+    }
+
     /// Bytes of a row with its optimizer state.
     pub fn row_bytes(&self) -> usize {
         self.group.core.layout.stride

@@ -4,7 +4,6 @@
 //! counters. It uses the conservative update of Estan and Varghese (SIGCOMM 2002): only the smallest of an
 //! id's counters grow. Counts stop at a limit. An id is never counted too low. It is counted too high only if
 //! all its counters are shared with ids that were asked for more often.
-//! counters are shared with ids that were asked for more.
 
 use rowmill_splitmix::{STEP, mix};
 

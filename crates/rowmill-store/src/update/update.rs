@@ -46,6 +46,8 @@ struct Changing<'a, C> {
     release: &'a Release,
     /// Positions whose clock was released; empty when none is to be released.
     done: Vec<AtomicBool>,
+    /// Whether a change of a changed row counts as a use of it. Not where a read of the same step has counted it.
+    counts_uses: bool,
     change: &'a C,
 }
 
@@ -71,7 +73,8 @@ impl Group {
         let _lists = self.claim_lists(rows * LIST_BYTES);
         let marks = if matches!(release.rows, Released::None) { 0 } else { positions };
         let done = (0..marks).map(|_| AtomicBool::new(false)).collect();
-        let changing = Changing { reading, release, done, change };
+        let counts_uses = marks == 0 && matches!(target, Target::Ids { .. });
+        let changing = Changing { reading, release, done, counts_uses, change };
         let misses = match *target {
             Target::Ids { table, ids } => self.update_ids(&changing, table, ids),
             Target::Keys { keys, known } => self.update_keys(&changing, keys, known),
@@ -277,6 +280,16 @@ impl Group {
                 let changed = |(key, &slot): (&Key, &u32)| slots_of(key).is_changed(slot);
                 keys.iter().zip(&slots).map(changed).fold(true, |all, changed| all & changed)
             };
+            // One shard stands for all, which begin to count at about the same time.
+            if changing.counts_uses && held.shard(&keys[0]).counts_uses() {
+                for ((key, found), &slot) in keys.iter().zip(found).zip(&slots) {
+                    let shard = held.shard(key);
+                    // The first change of a row may belong to the read that loaded it.
+                    if all_changed || shard.slots_in_place(&self.core).is_changed(slot) {
+                        shard.touch(key.table, found.expect("as above").entry, slot, false);
+                    }
+                }
+            }
             if !all_changed {
                 for (key, &slot) in keys.iter().zip(&slots) {
                     held.shard_mut(key).begin_update(&self.core, slot)?;

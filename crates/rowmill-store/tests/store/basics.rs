@@ -454,3 +454,47 @@ fn too_many_ids_in_one_call_are_refused() {
         assert!(matches!(error, StoreError::Option { option: "ids", .. }), "{error}");
     }
 }
+
+/// Cold reads of 2000 rows that are changed in every round, in rounds after the first. Memory has room for about
+/// 4000 rows, and every round changes 1000 others with `change`.
+fn cold_reads_of_hot_rows(change: impl Fn(&Table, &[u64], &mut [f32])) -> u64 {
+    const DIM: usize = 256;
+    let options = StoreOptions {
+        row_memory: Some(4 << 20),
+        background: Background::Turns { incarnation: 1 },
+        threads: 1,
+        ..options(32 << 20)
+    };
+    let store = Store::open_volume(Arc::new(MemoryVolume::new()), options).unwrap();
+    let table = store.table("t", &spec(DIM as u32, SGD)).unwrap();
+    let mut values = vec![0.5; 2000 * DIM];
+    let others: Vec<u64> = (2000..32_000).collect();
+    let hot: Vec<u64> = (0..2000).collect();
+    others.chunks(1000).for_each(|ids| table.put(ids, &values[..ids.len() * DIM], None).unwrap());
+    let mut reads = 0;
+    for (round, others) in others.chunks(1000).enumerate() {
+        let before = store.stats().cold_reads;
+        table.rmw(&hot, &values, None, None).unwrap();
+        if round > 0 {
+            reads += store.stats().cold_reads - before;
+        }
+        change(&table, others, &mut values[..1000 * DIM]);
+    }
+    assert!(store.stats().cold_reads > 20_000, "the other rows are cold");
+    reads
+}
+
+#[test]
+fn rows_that_are_changed_often_stay_in_memory() {
+    let reads = cold_reads_of_hot_rows(|table, ids, values| table.rmw(ids, values, None, None).unwrap());
+    assert!(reads < 2000, "{reads} reads of hot rows");
+}
+
+#[test]
+fn a_change_of_a_row_that_was_just_read_is_no_further_use() {
+    let reads = cold_reads_of_hot_rows(|table, ids, values| {
+        table.get(ids, values).unwrap();
+        table.put(ids, values, None).unwrap();
+    });
+    assert!(reads < 2000, "{reads} reads of hot rows");
+}
