@@ -6,6 +6,7 @@
 
 #![allow(clippy::needless_pass_by_value, reason = "PyO3 extracts arguments into owned values")]
 
+mod batch;
 mod buffers;
 mod changes;
 mod dlpack;
@@ -64,7 +65,9 @@ mod _core {
     #[pymodule_export]
     use crate::queued_get::QueuedGet;
     #[pymodule_export]
-    use crate::remote::{checkpoints, push_folder, restore};
+    use crate::remote::{
+        checkpoints, push_folder, remote_list, remote_read, remote_remove, remote_write, restore,
+    };
     #[pymodule_export]
     use crate::scan::Scan;
     #[pymodule_export]

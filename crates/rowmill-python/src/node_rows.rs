@@ -7,10 +7,11 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rowmill_host::{Client, HostError, HostSettings, NvmeUrl, Rows, TableIndex};
-use rowmill_rows::{IdBag, Pooling, Ragged};
+use rowmill_rows::IdBag;
 use rowmill_serve::RowSource;
 
-use crate::buffers::{Buffer, FloatArray, floats, floats_mut, ids as id_buffer, is_bf16};
+use crate::batch::Batch;
+use crate::buffers::{Buffer, FloatArray, floats_mut, ids as id_buffer, is_bf16};
 use crate::errors::{exception, host_raised, invalid};
 
 /// The rows of a namespace.
@@ -100,36 +101,10 @@ impl NodeRows {
         out: &Bound<'_, PyAny>,
         row_stride: usize,
     ) -> PyResult<()> {
-        let lengths = [features.len(), paddings.len(), means.len()];
-        if lengths.iter().any(|&length| length != tables.len()) {
-            let count = tables.len();
-            let reason = format!(
-                "features, paddings and means must have one entry per table ({count}), got {lengths:?}"
-            );
-            return Err(invalid(py, reason));
-        }
-        let ids = id_buffer(ids)?;
-        let offsets = Buffer::<i64>::read(offsets, "offsets", "int64")?;
-        let weights = weights.map(|weights| floats(weights, "weights")).transpose()?;
-        let ragged = Ragged::new(ids.ids(), offsets.positions(), weights.as_ref().map(Buffer::values), bags)
-            .map_err(|reason| invalid(py, reason))?;
-        let features = features
-            .iter()
-            .map(|&feature| ragged.feature(feature))
-            .collect::<Result<Vec<_>, String>>()
-            .map_err(|reason| invalid(py, reason))?;
-        let bags: Vec<(&str, IdBag<'_>)> = (0..tables.len())
-            .map(|number| {
-                let bag = IdBag {
-                    ids: features[number].ids,
-                    offsets: &features[number].offsets,
-                    weights: features[number].weights,
-                    padding: paddings[number].map(|id| id as u64),
-                    pooling: if means[number] { Pooling::Mean } else { Pooling::Sum },
-                };
-                (tables[number].as_str(), bag)
-            })
-            .collect();
+        let batch = Batch::read(py, tables.len(), ids, offsets, weights, features, bags, paddings, means)?;
+        let features = batch.features(py)?;
+        let bags: Vec<(&str, IdBag<'_>)> =
+            tables.iter().map(String::as_str).zip(batch.bags(&features)).collect();
         let pool = if is_bf16(out) { Self::pool::<i16> } else { Self::pool::<f32> };
         pool(self, py, &bags, out, row_stride)
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 use rowmill_remote::Remote;
 use rowmill_store::{DirectoryVolume, IoChoice, PinnedCheckpoint, StoreError};
 
@@ -49,4 +49,40 @@ pub(crate) fn restore<'py>(
     })?
     .map_err(|error| remote_raised(py, &error))?;
     restore_dict(py, &info)
+}
+
+/// The bytes of an object at a URL; `None` if it does not exist.
+#[pyfunction]
+pub(crate) fn remote_read<'py>(
+    py: Python<'py>,
+    url: &str,
+    key: &str,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let found =
+        interruptible(py, |interrupted| rowmill_remote::read_object(&Remote::open(url)?, key, interrupted))?
+            .map_err(|error| remote_raised(py, &error))?;
+    Ok(found.map(|bytes| PyBytes::new(py, &bytes)))
+}
+
+/// Write an object at a URL.
+#[pyfunction]
+pub(crate) fn remote_write(py: Python<'_>, url: &str, key: &str, content: Vec<u8>) -> PyResult<()> {
+    interruptible(py, |interrupted| {
+        rowmill_remote::write_object(&Remote::open(url)?, key, content, interrupted)
+    })?
+    .map_err(|error| remote_raised(py, &error))
+}
+
+/// Keys of the objects in a folder at a URL, and when they were written, in seconds since 1970.
+#[pyfunction]
+pub(crate) fn remote_list(py: Python<'_>, url: &str, folder: &str) -> PyResult<Vec<(String, i64)>> {
+    interruptible(py, |interrupted| rowmill_remote::list_objects(&Remote::open(url)?, folder, interrupted))?
+        .map_err(|error| remote_raised(py, &error))
+}
+
+/// Remove objects at a URL.
+#[pyfunction]
+pub(crate) fn remote_remove(py: Python<'_>, url: &str, keys: Vec<String>) -> PyResult<()> {
+    interruptible(py, |interrupted| rowmill_remote::remove_objects(&Remote::open(url)?, keys, interrupted))?
+        .map_err(|error| remote_raised(py, &error))
 }

@@ -102,6 +102,13 @@ impl Program {
     }
 }
 
+/// The outputs of one request, or the reason why there are none.
+#[derive(FromPyObject)]
+enum Answer<'py> {
+    Outputs(Vec<Bound<'py, PyCapsule>>),
+    Failed(String),
+}
+
 /// Requests that run together; each is answered once.
 #[pyclass(frozen, module = "rowmill._core")]
 pub(crate) struct Batch {
@@ -129,13 +136,16 @@ impl Batch {
             .collect()
     }
 
-    /// Answer each request with its outputs, which took the program some CPU time.
-    fn reply(&self, py: Python<'_>, outputs: Vec<Vec<Bound<'_, PyCapsule>>>, cpu_s: f64) -> PyResult<()> {
+    /// Answer each request, which took the program some CPU time.
+    fn reply(&self, py: Python<'_>, answers: Vec<Answer<'_>>, cpu_s: f64) -> PyResult<()> {
         let Program { program, arena } = self.program.get();
         program.add_cpu(seconds(py, cpu_s)?);
         let copied = |(number, capsule)| dlpack::copied(arena, number, capsule);
-        let replies = outputs.iter().map(|outputs| (0..).zip(outputs).map(copied).collect());
-        let replies = replies.collect::<PyResult<Vec<Vec<_>>>>()?;
+        let replies = answers.iter().map(|answer| match answer {
+            Answer::Outputs(outputs) => (0..).zip(outputs).map(copied).collect::<PyResult<Vec<_>>>().map(Ok),
+            Answer::Failed(reason) => Ok(Err(Failure::new(Status::Failed, reason))),
+        });
+        let replies = replies.collect::<PyResult<Vec<_>>>()?;
         let mut batch = self.finish(py)?;
         if replies.len() != batch.requests.len() {
             return Err(invalid(
@@ -144,12 +154,15 @@ impl Batch {
             ));
         }
         for (task, reply) in batch.requests.drain(..).zip(replies) {
-            task.reply(reply);
+            match reply {
+                Ok(outputs) => task.reply(outputs),
+                Err(failure) => task.fail(failure),
+            }
         }
         Ok(())
     }
 
-    /// Report that the program failed.
+    /// Report that the program failed for all of them.
     fn fail(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         for task in self.finish(py)?.requests.drain(..) {
             task.fail(Failure::new(Status::Failed, reason));
@@ -165,7 +178,7 @@ pub(crate) struct Worker(rowmill_serve::Worker);
 #[pymethods]
 impl Worker {
     #[new]
-    #[pyo3(signature = (*, network_threads, lookup_threads, wire_memory, request_max, slo_s, batch_requests, batch_rows, queue_requests))]
+    #[pyo3(signature = (*, network_threads, lookup_threads, wire_memory, request_max, slo_s, batch_requests, batch_rows, queue_requests, batches))]
     #[expect(clippy::too_many_arguments, reason = "the settings of a worker, by name")]
     fn new(
         py: Python<'_>,
@@ -177,6 +190,7 @@ impl Worker {
         batch_requests: usize,
         batch_rows: u32,
         queue_requests: usize,
+        batches: usize,
     ) -> PyResult<Self> {
         let options = WorkerOptions {
             network_threads,
@@ -188,6 +202,7 @@ impl Worker {
                 batch_requests_max: batch_requests,
                 batch_rows_max: batch_rows,
                 queue_requests_max: queue_requests,
+                batches_max: batches,
             },
         };
         rowmill_serve::Worker::start(options).map(Self).map_err(|failure| raised(py, &failure))

@@ -69,7 +69,9 @@ fn target(url: &str, nqn: Option<&str>, key_file: Option<&Path>) -> Result<(Nvme
     }
     if let Some(file) = key_file {
         let wrong = |error: String| format!("key_file is {}: {error}", file.display());
-        let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
+        let text = std::fs::read_to_string(file).map_err(|error| {
+            wrong(format!("{error}; name a file with a key that nvme gen-dhchap-key printed"))
+        })?;
         let key = text.trim().parse().map_err(|error: rowmill_nvme::KeyError| wrong(error.to_string()))?;
         settings.identity.key = Some(key);
     }
@@ -92,13 +94,14 @@ fn dtype(py: Python<'_>, name: Option<&str>) -> PyResult<Option<Dtype>> {
     }
 }
 
-/// Fill a namespace with the rows of a store, or of the stores of all ranks: folders and numbers of checkpoints. Returns
-/// tables, rows, bytes and the sequence number.
+/// Fill a namespace with the rows of a store, or of the stores of all ranks: folders and numbers of checkpoints. Tables in
+/// `replicated` are copied from the first store. Returns tables, rows, bytes and the sequence number.
 #[pyfunction]
-#[pyo3(signature = (sources, url, *, dtype_name, host_nqn, key_file))]
+#[pyo3(signature = (sources, replicated, url, *, dtype_name, host_nqn, key_file))]
 pub(crate) fn storage_fill(
     py: Python<'_>,
     sources: Vec<(PathBuf, Option<u64>)>,
+    replicated: Vec<String>,
     url: &str,
     dtype_name: Option<&str>,
     host_nqn: Option<&str>,
@@ -109,7 +112,7 @@ pub(crate) fn storage_fill(
     let filled = py.detach(|| {
         let sources = sources.iter().map(|(path, at)| Ok((volume(path)?, *at)));
         let sources = sources.collect::<Result<Vec<WeightsSource>, StoreError>>()?;
-        rowmill_storage_node::fill(&sources, &url, &settings, dtype)
+        rowmill_storage_node::fill(&sources, &replicated, &url, &settings, dtype)
     });
     let report = filled.map_err(|error| send_raised(py, &error))?;
     Ok((report.tables, report.rows, report.bytes, report.sequence))
@@ -165,14 +168,14 @@ impl StorageFollower {
         Ok(Self(Mutex::new(follower)))
     }
 
-    /// Send what is published, for about this time. Returns fills, frames, rows, sequence number and the time at which
-    /// the last frame was published, in nanoseconds since 1970.
-    fn run(&self, py: Python<'_>, seconds: f64) -> PyResult<(u64, u64, u64, u64, u64)> {
+    /// Send what is published, for about this time. Returns fills, frames, rows, sequence number, the time at which the
+    /// last frame was published, in nanoseconds since 1970, and whether the node refuses the next one for lack of space.
+    fn run(&self, py: Python<'_>, seconds: f64) -> PyResult<(u64, u64, u64, u64, u64, bool)> {
         let time = Duration::try_from_secs_f64(seconds)
             .map_err(|_| invalid(py, format!("{seconds} is no number of seconds")))?;
         let run = || self.0.lock().unwrap_or_else(PoisonError::into_inner).run(time);
         let followed = py.detach(run).map_err(|error| send_raised(py, &error))?;
-        let Followed { fills, frames, rows, sequence, published_ns } = followed;
-        Ok((fills, frames, rows, sequence, published_ns))
+        let Followed { fills, frames, rows, sequence, published_ns, is_refused } = followed;
+        Ok((fills, frames, rows, sequence, published_ns, is_refused))
     }
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyByteArray, PyBytes, PyDict};
-use rowmill_rows::Ragged;
-use rowmill_store::{AskedRows, FeedOptions, IdBag, IoChoice, Pooling, StoreOptions};
+use rowmill_store::{AskedRows, FeedOptions, IdBag, IoChoice, StoreOptions};
 
+use crate::batch::Batch;
 use crate::buffers::{
     Buffer, FloatArray, float_bytes, floats, floats_mut, id_bytes, ids as id_buffer, is_bf16, numbers,
 };
@@ -164,39 +164,11 @@ impl Store {
         ticket: Option<&Bound<'_, Ticket>>,
         training: bool,
     ) -> PyResult<Option<Lookup>> {
-        let lengths = [features.len(), paddings.len(), means.len()];
-        if lengths.iter().any(|&length| length != tables.len()) {
-            return Err(invalid(
-                py,
-                format!(
-                    "features, paddings and means must have one entry per table ({}), got {lengths:?}",
-                    tables.len()
-                ),
-            ));
-        }
-        let ids = id_buffer(ids)?;
-        let offsets = Buffer::<i64>::read(offsets, "offsets", "int64")?;
-        let weights = weights.map(|weights| floats(weights, "weights")).transpose()?;
+        let batch = Batch::read(py, tables.len(), ids, offsets, weights, features, bags, paddings, means)?;
+        let features = batch.features(py)?;
+        let tables = tables.iter().map(|table| &table.get().0);
+        let bags: Vec<(&rowmill_store::Table, IdBag<'_>)> = tables.zip(batch.bags(&features)).collect();
         let ticket = Ticket::of(py, ticket)?;
-        let ragged = Ragged::new(ids.ids(), offsets.positions(), weights.as_ref().map(Buffer::values), bags)
-            .map_err(|reason| invalid(py, reason))?;
-        let features = features
-            .iter()
-            .map(|&feature| ragged.feature(feature))
-            .collect::<Result<Vec<_>, String>>()
-            .map_err(|reason| invalid(py, reason))?;
-        let bags: Vec<(&rowmill_store::Table, IdBag<'_>)> = (0..tables.len())
-            .map(|number| {
-                let bag = IdBag {
-                    ids: features[number].ids,
-                    offsets: &features[number].offsets,
-                    weights: features[number].weights,
-                    padding: paddings[number].map(|id| id as u64),
-                    pooling: if means[number] { Pooling::Mean } else { Pooling::Sum },
-                };
-                (&tables[number].get().0, bag)
-            })
-            .collect();
         let pool = if is_bf16(out) { Self::pool::<i16> } else { Self::pool::<f32> };
         pool(self, py, &bags, out, row_stride, ticket.as_deref(), training)
     }

@@ -105,6 +105,10 @@ impl Table {
         self.0.steps()
     }
 
+    fn set_steps(&self, py: Python<'_>, steps: u64) -> PyResult<()> {
+        self.0.set_steps(steps).map_err(|error| raised(py, &error))
+    }
+
     fn len(&self, py: Python<'_>) -> PyResult<usize> {
         self.check_process(py)?;
         Ok(py.detach(|| self.0.len()))

@@ -1,4 +1,4 @@
-//! Why a request has no answer.
+//! Failures: the reasons for which a request gets no answer.
 
 use crate::{ArenaError, CallError, Refusal, Status};
 

@@ -1,4 +1,4 @@
-//! How often a request gives an input or a raw column.
+//! Whether a ranking request has an input or a raw column once, or once per candidate.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! Where the rows of a model come from.
+//! The source of the rows of a model: a store, or a storage node.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

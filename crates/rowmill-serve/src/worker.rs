@@ -1,4 +1,4 @@
-//! A process that serves: its models, listeners and end, for the command line to put together.
+//! A worker process: its models, its listeners, and its shutdown.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ pub struct WorkerOptions {
     pub batch: BatchLimits,
 }
 
-/// A bundle and what it is called.
+/// A bundle and its name.
 #[derive(Clone, Debug)]
 pub struct Bundle {
     /// The model's name.
@@ -331,18 +331,25 @@ impl Worker {
     /// Ask a model from this process, for warm-up.
     ///
     /// # Errors
-    /// When there is no such model, or as for any request.
+    /// When there is no such model or the worker ends, or as for any request.
     pub fn ask(&self, name: &str, tensors: Vec<Tensor>, wait: Duration) -> Result<Vec<Tensor>, Failure> {
         let found = self.models.lock().iter().find(|(model, _)| model.name == name).cloned();
         let (_, served) = found.ok_or_else(|| Failure::invalid(format!("no model {name:?}")))?;
+        // The runtime is there until the hold is dropped, unless the drain has started before.
+        let mut hold = self.drain.hold();
+        let ending = || Failure::new(Status::Draining, "the worker is about to end");
+        if self.drain.has_started() {
+            return Err(ending());
+        }
         self.runtime.block_on(async {
             let deadline = Instant::now() + wait;
-            tokio::time::timeout_at(
-                deadline.into(),
-                served.answer(Given::Tensors(tensors), None, [0; 16], deadline),
-            )
-            .await
-            .unwrap_or_else(|_| Err(Failure::new(Status::Late, format!("no answer within {wait:?}"))))
+            let answer = served.answer(Given::Tensors(tensors), None, [0; 16], deadline);
+            tokio::select! {
+                () = hold.draining() => Err(ending()),
+                answer = tokio::time::timeout_at(deadline.into(), answer) => answer.unwrap_or_else(|_| {
+                    Err(Failure::new(Status::Late, format!("no answer within {wait:?}")))
+                }),
+            }
         })
     }
 

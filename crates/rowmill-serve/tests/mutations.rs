@@ -8,14 +8,12 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use common::{heap, poll_now};
 use rowmill_io::crc32c;
 use rowmill_serve::*;
-use rowmill_testkit::Rng64;
+use rowmill_testkit::{CountingAllocator, Rng64};
 
 const MESSAGES: u64 = 1_000_000;
 const MESSAGES_PER_SEED: u64 = 10_000;
@@ -23,39 +21,8 @@ const LIMITS: Limits = Limits { tensors_max: 64, payload_bytes_max: 128 << 10 };
 /// No reader asks for more at once: a table of 64 tensors is 22 KiB.
 const ALLOCATION_MAX: usize = 32 << 10;
 
-/// The system's allocator, which remembers the largest request.
-struct Watching;
-
-static LARGEST: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is passed to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Watching {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LARGEST.fetch_max(layout.size(), Relaxed);
-        // SAFETY: the caller's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        LARGEST.fetch_max(layout.size(), Relaxed);
-        // SAFETY: the caller's.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
-        // SAFETY: the caller's; `address` came from the system's allocator.
-        unsafe { System.dealloc(address, layout) }
-    }
-
-    unsafe fn realloc(&self, address: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        LARGEST.fetch_max(size, Relaxed);
-        // SAFETY: the caller's; `address` came from the system's allocator.
-        unsafe { System.realloc(address, layout, size) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Watching = Watching;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// One message of each kind, small ones so that most bytes are structure.
 fn originals() -> Vec<Vec<u8>> {
@@ -178,7 +145,7 @@ fn a_million_damaged_messages_do_no_harm() {
     let originals = originals();
     let intake = Intake::new(Arena::new(1 << 20).unwrap(), LIMITS);
     let mut tally = Tally::default();
-    LARGEST.store(0, Relaxed);
+    CountingAllocator::start();
     if let Some(seed) = variable("ROWMILL_FUZZ_SEED") {
         run(seed, &originals, &intake, &mut tally);
     } else if let Some(seconds) = variable("ROWMILL_FUZZ_SECONDS") {
@@ -195,7 +162,7 @@ fn a_million_damaged_messages_do_no_harm() {
         // Changes that reach every outcome.
         assert!(tally.accepted > 10_000 && tally.spoiled > 1_000 && tally.refused > 100_000, "{tally:?}");
     }
-    let largest = LARGEST.load(Relaxed);
+    let largest = CountingAllocator::largest();
     println!("{tally:?}, largest allocation {largest}");
     assert!(largest <= ALLOCATION_MAX, "{largest} bytes were asked for at once");
 }

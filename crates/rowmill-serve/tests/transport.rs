@@ -275,7 +275,12 @@ fn a_drain_finishes_open_requests_and_refuses_new_ones() {
 #[test]
 fn batches_of_the_dispatcher_answer_calls() {
     each_transport(|address| {
-        let limits = BatchLimits { batch_requests_max: 8, batch_rows_max: 1000, queue_requests_max: 100 };
+        let limits = BatchLimits {
+            batch_requests_max: 8,
+            batch_rows_max: 1000,
+            queue_requests_max: 100,
+            batches_max: 1,
+        };
         let dispatcher = Dispatcher::new(limits, |incoming: Incoming, refusal| {
             incoming.replier.fail(Status::Late, &refusal.to_string());
         });

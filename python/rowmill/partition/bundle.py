@@ -92,7 +92,7 @@ def load_program(
 
 
 def write_manifest(folder: Path, about: Mapping[str, Any]) -> None:
-    """Write what a bundle is, with the sums of all its files."""
+    """Write the manifest of a bundle, with the checksums of all its files."""
     manifest = {
         "format": FORMAT,
         "torch": torch.__version__,

@@ -70,7 +70,7 @@ def capture(
         operators: The kinds of operators.
 
     Raises:
-        CannotExport: The module does what a graph cannot hold; names the operator and the source line.
+        CannotExport: A graph cannot represent the module; names the operator and the source line.
     """
     if not examples:
         raise InvalidInput("examples are empty: give at least one call of the module")

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def colour(graph: Graph, parts: Parts) -> set[str]:
-    """Seeds and all behind them, and all above them that the CPU does not run.
+    """Seeds, all operators behind them, and all operators above them that the CPU does not run.
 
     An operator above a seed has only such operators between the seed and itself, so colouring up from the seeds reaches it.
-    Operators beside, from which only outputs come, stay on the CPU: nothing of them would return.
+    Operators whose results only outputs use stay on the CPU, so that their results need not be sent back.
     """
     above = graph.upstream(parts.behind) - parts.needed - parts.fixed
     return above | parts.behind

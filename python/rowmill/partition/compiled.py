@@ -63,9 +63,9 @@ def compile_program(
     Args:
         program: The program.
         path: Where the package will be.
-        weights: The weights of the bundle by name, among which those of the program are.
+        weights: All weights of the bundle by name, including those of the program.
         inputs: Tensors that the program takes.
-        expected: What it answers to them.
+        expected: Its outputs for these inputs.
 
     Raises:
         CannotCompile: The compiler fails, or the compiled program has other answers; no file is left.
@@ -101,17 +101,17 @@ class CompiledProgram:
         return self._package(*inputs)
 
 
-def load_compiled(path: Path, weights: Mapping[str, Tensor]) -> CompiledProgram:
-    """A package with weights by name, which it uses in place."""
-    loader: Any = import_module("torch._inductor")
-    package = loader.aoti_load_package(str(path))
+def load_compiled(path: Path, weights: Mapping[str, Tensor], runs: int = 1) -> CompiledProgram:
+    """A package with weights by name, which it uses in place. At most `runs` calls run at once; more wait."""
+    loader: Any = import_module("torch._inductor.package")
+    package = loader.load_package(str(path), num_runners=runs)
     used = {name: weights[name] for name in package.get_constant_fqns()}
     package.load_constants(used, check_full_update=True, user_managed=True)
     return CompiledProgram(package, used)
 
 
 def compiled_for() -> dict[str, Any]:
-    """What a package that is made here needs, for the manifest of its bundle."""
+    """The torch version and instruction sets that a package compiled here needs, for the manifest of its bundle."""
     return {"torch": torch.__version__, "instruction_sets": sorted(_instruction_sets())}
 
 

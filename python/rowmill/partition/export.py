@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from rowmill.partition.capture import Example, Pass
     from rowmill.partition.placement import Rule
 
+_RAGGED_PARTS = ("values", "offsets", "weights")
 _TOLERANCE = 1e-5
 
 
@@ -73,7 +74,7 @@ def export(
         compile: Add the dense half as an AOTInductor package for this kind of machine.
         seeds: Further operators that the dense half must run, such as "mylib::attention".
         cpu_only: Further operators that it must not run.
-        user: Names of inputs that a ranking request has once; it has all others once per candidate.
+        user: Names of inputs that a ranking request has once; it has all others once per candidate. Of a ragged input, all parts.
         transform: How raw columns become inputs (`rowmill.partition.transform`), if that is part of the bundle.
         rows: A copy of the rows without optimizer state, which becomes part of the bundle; None: rows are copied.
 
@@ -97,11 +98,24 @@ def export(
     unknown = sorted(set(user) - set(captured.inputs))
     if unknown:
         raise InvalidInput(f"user names {unknown[0]!r}, but the inputs are {list(captured.inputs)}")
+    for name in captured.inputs:
+        if name.endswith("_offsets"):
+            _check_ragged(name.removesuffix("offsets"), captured.inputs, user)
     parts = split(captured, place(captured.graph, rule), examples[0])
     with bundle_folder(path) as folder:
         if transform is not None:
             (folder / "transform.json").write_text(json.dumps(transform) + "\n")
         return _write(folder, module, parts, examples, compile=compile, user=user, rows=rows)
+
+
+def _check_ragged(of: str, inputs: Collection[str], user: Collection[str]) -> None:
+    """The parts of a ragged input are given once or per candidate together."""
+    parts = [name for name in (f"{of}{part}" for part in _RAGGED_PARTS) if name in inputs]
+    missing = [name for name in parts if name not in user]
+    if len(parts) > 1 and 0 < len(missing) < len(parts):
+        raise InvalidInput(
+            f"user lacks {missing[0]!r}, but has other parts of this ragged input: name all of {parts}"
+        )
 
 
 def _write(

@@ -62,7 +62,7 @@ def export_run(
         version: Name or number of a version, or "best"; None: the last checkpoint.
 
     Returns:
-        What the caller should know of this bundle, a sentence each.
+        Notes about unusual properties of the bundle, one sentence each.
 
     Raises:
         BundleExists: Something is at `out`.

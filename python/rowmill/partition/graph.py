@@ -80,7 +80,7 @@ class Graph:
         return _reached(operators, self._consumers)
 
     def crossing(self, dense: set[str]) -> dict[str, int]:
-        """Values that some dense operators take and others make, with their bytes: what a request sends."""
+        """Values that dense operators take and CPU operators make, with their bytes: the tensors of a request."""
         taken = {
             value
             for operator in self.operators

@@ -19,8 +19,8 @@ _CPU, _DENSE = ("side", "cpu"), ("side", "dense")
 def minimum_cut(graph: Graph, parts: Parts) -> set[str]:
     """The operators of the dense half. Of cuts with equal bytes, the one with the most dense operators.
 
-    A value is an edge from its operator to a node of its own, whose capacity is its bytes, and from there an edge without a
-    limit leads to each operator that takes it: a value with many consumers crosses once.
+    A value is an edge from its operator to a separate node, with its bytes as capacity. From this node an edge without a
+    limit leads to each operator that takes the value, so a value with many consumers is counted once.
     """
     graphs: Any = networkx
     network = graphs.DiGraph()

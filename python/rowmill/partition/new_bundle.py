@@ -1,6 +1,6 @@
 """A bundle while it is written: a hidden folder beside its final path, which gets the final name at the end.
 
-So a bundle is whole, or nothing is at its path. A killed process leaves the hidden folder, `.NAME.` and random letters.
+So its path has a complete bundle or nothing. A killed process leaves the hidden folder, `.NAME.` and random letters.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def bundle_folder(path: Path) -> Generator[Path]:
 
 @contextmanager
 def hidden_folder(path: Path) -> Generator[Path]:
-    """A folder beside `path` that is removed at the end.
+    """A hidden folder next to `path` that is removed at the end.
 
     Raises:
-        OSError: With ENOSPC if the disk is full, whatever the library that wrote has raised; names `path` and bytes.
+        OSError: With ENOSPC if the disk is full, also if a library raised another error for it; names `path` and bytes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))

@@ -1,4 +1,4 @@
-"""What operators mean for a partition: lookups, CPU-only operators, seeds of the dense half, and all the rest."""
+"""The kinds of operators of a partition: lookups, CPU-only operators, seeds of the dense half, and all others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """What a rule must know of an operator."""
+    """The kind of an operator, on which the rules depend."""
 
     INPUT = "input"
     """An input of the model: the CPU half receives it with the request."""
@@ -96,7 +96,7 @@ class Operators:
     def with_registered(
         cls, seeds: Collection[str] = (), cpu_only: Collection[str] = ()
     ) -> Operators:
-        """The built-in kinds and operators that the caller names; what the caller says wins."""
+        """The built-in kinds, overridden by the operators that the caller names."""
         return cls((SEEDS - set(cpu_only)) | set(seeds), (CPU_ONLY - set(seeds)) | set(cpu_only))
 
     def kind(self, target: Any) -> Kind:

@@ -1,11 +1,11 @@
-"""Where operators run: what holds under every rule, and the two rules by name.
+"""Where operators run: the constraints that hold under every rule, and the two rules by name.
 
 A request visits the dense half at most once: CPU, dense half, CPU again. The parts of a graph, whatever the rule:
 
-- *behind*: seeds and all that depends on them. The dense half runs it, up to the post-processing.
-- *post*: CPU-only operators behind a seed that no seed and no lookup follows, and all that depends on them.
+- *behind*: seeds and all operators that depend on them. The dense half runs it, up to the post-processing.
+- *post*: CPU-only operators behind a seed that no seed and no lookup depends on, and all operators that depend on them.
 - *fixed*: inputs, lookups and all other CPU-only operators: never in the dense half.
-- *needed*: what lookups and fixed operators depend on. The CPU computes it, and the dense half may compute it again.
+- *needed*: operators that lookups and fixed operators depend on. The CPU computes it, and the dense half may compute it again.
 - All others run on either side. A rule chooses.
 """
 

@@ -1,4 +1,4 @@
-"""Plans in torch: the definition that other implementations agree with."""
+"""Runs plans in torch: the reference that other implementations are tested against."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a bundle: both halves, what crosses between them, and where the time goes."""
+"""`report.html` of a bundle: both halves, the tensors that are sent between them, and the time of each operator."""
 
 from __future__ import annotations
 

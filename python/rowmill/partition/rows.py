@@ -1,7 +1,7 @@
 """Copies of rows without optimizer state, for a bundle.
 
-A missing row is born from the seed of its store, the number of its table and its id. So a copy has the tables of its source in
-their order, and its seed.
+A missing row is initialized from the seed of its store, the number of its table and its id. So a copy has the seed of its source,
+and its tables in the same order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Split: a captured program and a placement become programs for the CPU, the dense half, and the CPU again.
+"""Splits a captured program by a placement into programs for the CPU, the dense half, and the CPU again.
 
-Each part has the same operators in the same order, traced once more by torch.export, so its results have the bits of the
-program that was not split. What depends on weights alone is computed once, here, and becomes a weight of its part.
+Each part has the same operators in the same order, traced once more by torch.export, so its results are bit-identical to
+those of the unsplit program. Values that depend on weights alone are computed once, here, and become weights of their part.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Split:
     Attributes:
         captured: The program that was split.
         placement: Where its operators run.
-        cpu: Runs before the request; None where a request holds inputs as they come.
-        dense: The dense half; None where nothing is dense.
-        post: Runs after the reply; None where nothing is left to do.
+        cpu: Runs before the request; None if the request sends the inputs unchanged.
+        dense: The dense half; None if it has no operators.
+        post: Runs after the reply; None if there are no operators after it.
         outputs: Names of the outputs of the model, in its order.
-        warnings: What the caller should know.
+        warnings: Notes about unusual properties, one sentence each.
     """
 
     captured: Captured
@@ -83,7 +83,7 @@ class Split:
         return values
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module returns."""
+        """Run all parts; returns the result that the module would return."""
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         values = self.values(leaves)
         results = [values[name] if isinstance(name, str) else name for name in self.outputs]

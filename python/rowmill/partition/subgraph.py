@@ -1,7 +1,7 @@
-"""Subgraphs: what computes some values of a program from others, as a graph with weights of its own.
+"""Subgraphs: the operators that compute some values of a program from others, as a separate graph with its weights.
 
-Sizes are read from whichever tensor of the subgraph has them. Where none does, an empty tensor of that many rows carries the
-size: its shape is all of it, and it has no bytes.
+Sizes are read from any input tensor of the subgraph that has them. If none has, an empty tensor with that many rows carries the
+size in its shape.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Constants:
         self._values: dict[str, Any] = {}
 
     def name(self, node: fx.Node) -> str:
-        """What the tensor is called among the weights of a part."""
+        """The name of the tensor among the weights of a part."""
         signature = self._signature
         for names in (
             signature.inputs_to_parameters,
@@ -52,7 +52,7 @@ class Constants:
         return f"folded.{node.name}"
 
     def value(self, node: fx.Node) -> Any:
-        """The tensor, or what else the node is."""
+        """The tensor or other value of a node."""
         if node.name not in self._values:
             self._values[node.name] = self._compute(node)
         return self._values[node.name]

@@ -27,22 +27,25 @@ _WARM_RUNS = 2
 
 
 class Device:
-    """Where dense halves run: one batch at a time, on one stream.
+    """Where halves in torch run: on a GPU one batch at a time, on one stream.
 
     Args:
         name: "cpu", "cuda" or "cuda:NUMBER".
+        batches: Batches that run at once; 1 on a GPU.
 
     Attributes:
         device: As torch has it.
-        lock: Held while a program runs.
+        batches: Batches that run at once.
+        turn: Held while a program runs.
 
     Raises:
         InvalidInput: torch sees no such GPU.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, batches: int = 1) -> None:
         self.device = torch.device(name)
-        self.lock = threading.Lock()
+        self.batches = batches
+        self.turn = threading.BoundedSemaphore(batches)
         self.stream: Any = None
         self._pinned: int | None = None
         if self.is_gpu:
@@ -108,7 +111,7 @@ class CopiedProgram:
 class SizedProgram:
     """A program on a device at sizes that are powers of two, for requests that are joined.
 
-    Rows behind those of a batch hold what earlier batches left, and their answers are dropped. So the rows of the program
+    Rows after those of the batch contain values of earlier batches, and their outputs are dropped. So the rows of the program
     must be independent.
 
     Args:

@@ -1,7 +1,7 @@
 """Linear layers of programs, by the faster of torch's two libraries.
 
-torch multiplies float32 matrices on a CPU with MKL, which is optimised for Intel's processors. On a processor of another
-maker, oneDNN takes less than half of the time for large layers. torch itself calls oneDNN only in compiled graphs.
+torch multiplies float32 matrices on a CPU with MKL. With AVX-512, on a processor that is not Intel's, oneDNN takes less than
+half of the time for large layers. torch itself calls oneDNN only in compiled graphs.
 
 Shapes: B rows of a batch, I inputs, O outputs.
 """
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
+
+from rowmill.ops.linear import onednn_is_faster
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,9 +28,7 @@ def use_faster_linears(program: GraphModule) -> GraphModule:
 
     Results differ by rounding.
     """
-    if not torch.backends.mkldnn.is_available() or not hasattr(
-        torch.ops.mkldnn, "_linear_pointwise"
-    ):
+    if not onednn_is_faster():
         return program
     graph = program.graph
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):

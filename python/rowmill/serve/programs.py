@@ -1,6 +1,6 @@
-"""Halves of models that run in torch, each in a thread that takes batches of requests and answers them.
+"""Halves of models that run in torch, each in threads that take batches of requests and answer them.
 
-Requests are used where they lie in the worker's arena. Where a batch joins several, their tensors are copied once.
+The tensors of a request are used in place, in the worker's arena. If a batch joins several requests, their tensors are copied once.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _from_capsule: Callable[[CapsuleType], Tensor] = cast("Any", torch)._C._from_dlp
 _to_capsule: Callable[[Tensor], CapsuleType] = cast("Any", torch)._C._to_dlpack
 
 
-class ProgramThread:
-    """Runs one half of one model until its queue closes.
+class ProgramThreads:
+    """Run one half of one model until its queue closes: a thread for each batch that the device runs at once.
 
     Args:
         bundle: The bundle.
         half: "cpu", "dense" or "post".
         queue: Where requests come from.
-        device: Where the dense half runs; all halves of a process take turns.
+        device: Where the dense half runs; all halves of a process share its turns.
         rows: The rows of the bundle, for a CPU half.
         batch_rows: Rows of the largest batch.
 
@@ -75,16 +75,21 @@ class ProgramThread:
         self._joins = half == "dense" and self._rows_are_independent()
         self._sized: SizedProgram | None = None
         if isinstance(self._program, CopiedProgram) and self._joins and self._has_fixed_rows():
-            with device.lock, torch.inference_mode():
+            with device.turn, torch.inference_mode():
                 example = self._random_inputs(0)
                 self._sized = SizedProgram(self._program.program, device, example, batch_rows)
             self.said += f" {self._sized.said}"
-        self._thread = threading.Thread(target=self._loop, name=f"{bundle.name}-{half}")
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._loop, name=f"{bundle.name}-{half}-{number}")
+            for number in range(device.batches)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def join(self) -> None:
-        """Wait for the end of the thread, which comes with the end of its queue."""
-        self._thread.join()
+        """Wait for the end of the threads, which comes with the end of their queue."""
+        for thread in self._threads:
+            thread.join()
 
     def _loop(self) -> None:
         queue = self._queue
@@ -102,11 +107,22 @@ class ProgramThread:
             answers, cpu_s = self._run(
                 [list(map(_from_capsule, request)) for request in batch.requests()]
             )
-            batch.reply([list(map(_capsule, outputs)) for outputs in answers], cpu_s)
-        except Exception as error:
-            batch.fail(
-                f"the {self._half} half of {self._bundle.name} failed: {type(error).__name__}: {error}"
+            batch.reply(
+                [
+                    self._reason(answer)
+                    if isinstance(answer, Exception)
+                    else list(map(_capsule, answer))
+                    for answer in answers
+                ],
+                cpu_s,
             )
+        except Exception as error:
+            batch.fail(self._reason(error))
+
+    def _reason(self, error: Exception) -> str:
+        return (
+            f"the {self._half} half of {self._bundle.name} failed: {type(error).__name__}: {error}"
+        )
 
     def _load(self) -> tuple[Run, str]:
         """The program of the half and how it runs: compiled where the bundle has a package that fits."""
@@ -122,15 +138,18 @@ class ProgramThread:
             reason = misfit(self._bundle.manifest["compiled"])
             if reason is None:
                 try:
-                    return load_compiled(folder / PACKAGE, weights), "compiled by AOTInductor"
+                    compiled = load_compiled(folder / PACKAGE, weights, device.batches)
+                    return compiled, "compiled by AOTInductor"
                 except Exception as error:  # Such as a library that this machine lacks.
                     reason = str(error)
             said = f"program, because the compiled one does not fit: {reason}"
         loaded = cast("GraphModule", load_program(folder / f"{half}.pt2", weights))
         return cast("Run", use_faster_linears(loaded)), said
 
-    def _run(self, requests: list[list[Tensor]]) -> tuple[Sequence[Sequence[Tensor]], float]:
-        """The outputs of each request, and the CPU time of the program in seconds."""
+    def _run(
+        self, requests: list[list[Tensor]]
+    ) -> tuple[Sequence[Sequence[Tensor] | Exception], float]:
+        """The outputs of each request or its error, and the CPU time of the program in seconds."""
         if self._sized is not None:
             return self._timed(self._sized, requests)
         if self._joins and len(requests) > 1:
@@ -138,17 +157,21 @@ class ProgramThread:
             joined = [torch.cat(parts) for parts in zip(*requests, strict=True)]
             outputs, cpu_s = self._timed(self._program, *joined)
             return list(zip(*(output.split(rows) for output in outputs), strict=True)), cpu_s
-        answers: list[Sequence[Tensor]] = []
+        answers: list[Sequence[Tensor] | Exception] = []
         cpu_s = 0.0
         for tensors in requests:
-            outputs, more_s = self._timed(self._program, *tensors)
+            try:
+                outputs, more_s = self._timed(self._program, *tensors)
+            except Exception as error:  # Such as a row that cannot be read; others do not need it.
+                answers.append(error)
+                continue
             answers.append(outputs)
             cpu_s += more_s
         return answers, cpu_s
 
     def _timed(self, program: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
         """What a program gives, when the device is free, and its CPU time."""
-        with self._device.lock:
+        with self._device.turn:
             begun = time.thread_time()
             outputs = program(*arguments)
             return outputs, time.thread_time() - begun

@@ -1,4 +1,4 @@
-"""Settings of a worker: a TOML file, over which flags of the command line win."""
+"""Settings of a worker: a TOML file, and flags of the command line that override it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ServeSettings:
         role: "all", both halves in this process; "dense", the dense half at `listen`; "cpu", the CPU half, which asks the
             dense half at `dense`.
         listen: Where a dense half listens: `tcp://HOST:PORT` or `shm:///PATH`.
-        dense: Where a CPU half finds it.
-        rows: Storage node that has the rows of the models, `nvme+tcp://HOST:PORT/NQN`; None: those of the bundles.
+        dense: Address of the dense half, for a CPU half.
+        rows: Storage node that has the rows of the models, `nvme+tcp://HOST:PORT/NQN`; None: the rows of the bundles.
         access: TOML file with name and keys of this host, for `rows`; see `rowmill.open`.
-        host: Where clients connect.
+        host: Address at which clients connect.
         http_port: Port of HTTP; 0 takes a free one.
         grpc_port: Port of gRPC; 0 takes a free one.
         metrics_port: Port of metrics, of every role; 0 takes a free one.
@@ -45,6 +45,7 @@ class ServeSettings:
         warm_up: Seconds until the models must have answered their examples.
         lookup_threads: Threads that run CPU halves; 0: one per core.
         network_threads: Threads that wait for sockets.
+        dense_batches: Batches that run at once on a CPU, each on its share of the cores; 0: one per core. A GPU runs one.
         batch_requests: Requests that the dense half runs together at most; 1: no batching.
         batch_rows: Rows that it runs together at most.
         queue_requests: Requests that wait for a half at most.
@@ -71,6 +72,7 @@ class ServeSettings:
     warm_up: float = 120.0
     lookup_threads: int = 0
     network_threads: int = 2
+    dense_batches: int = 0
     batch_requests: int = 32
     batch_rows: int = 4096
     queue_requests: int = 1024
@@ -103,6 +105,11 @@ class ServeSettings:
             raise InvalidInput(
                 f'device must be "cpu", "cuda" or "cuda:NUMBER", got {self.device!r}'
             )
+        if self.device != "cpu" and self.dense_batches > 1:
+            raise InvalidInput(
+                f"dense_batches is {self.dense_batches} and device is {self.device!r}: a GPU runs one batch at a time, "
+                "so remove dense_batches"
+            )
         if self.device != "cpu" and self.role == "cpu":
             raise InvalidInput(
                 f'device is {self.device!r}, and role "cpu" has no dense half: give device to the dense worker'
@@ -118,6 +125,7 @@ class ServeSettings:
             "metrics_port": (0, 65_535),
             "lookup_threads": (0, 1024),
             "network_threads": (1, 1024),
+            "dense_batches": (0, 1024),
             "batch_requests": (1, 65_536),
             "batch_rows": (1, 2**31),
             "queue_requests": (1, 1 << 20),
@@ -133,7 +141,21 @@ class ServeSettings:
     @property
     def threads(self) -> int:
         """Threads that run CPU halves."""
-        return self.lookup_threads or len(os.sched_getaffinity(0))
+        return self.lookup_threads or _cores()
+
+    @property
+    def batches(self) -> int:
+        """Batches that run at once."""
+        return (self.dense_batches or _cores()) if self.device == "cpu" else 1
+
+    @property
+    def torch_threads(self) -> int:
+        """Threads of torch for each batch that runs on a CPU."""
+        return max(1, _cores() // self.batches)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def read_settings(file: Path | None, flags: Mapping[str, Any]) -> ServeSettings:

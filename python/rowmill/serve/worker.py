@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ def serve(bundles: Sequence[BundleFiles], settings: ServeSettings) -> None:
         batch_requests=settings.batch_requests,
         batch_rows=settings.batch_rows,
         queue_requests=settings.queue_requests,
+        batches=settings.batches,
     )
     parts = _Parts(worker)
     ending = threading.Event()
@@ -103,8 +105,8 @@ def serve(bundles: Sequence[BundleFiles], settings: ServeSettings) -> None:
     finally:
         worker.stop()
         worker.run(0.001)  # Closes the queues where the worker has not run.
-        for thread in parts.threads:
-            thread.join()
+        for threads in parts.threads:
+            threads.join()
         for store in parts.stores:
             store.close()
         if parts.device is not None:
@@ -117,7 +119,11 @@ def _add(parts: _Parts, bundle: BundleFiles, settings: ServeSettings) -> None:
     needs_torch = settings.role != "cpu" or not bundle.is_native()
     programs: Any = import_module("rowmill.serve.programs") if needs_torch else None
     if needs_torch and parts.device is None:
-        parts.device = programs.Device(settings.device)
+        # A variable that a user has set decides, as it does for torch.
+        if settings.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+            torch: Any = import_module("torch")
+            torch.set_num_threads(settings.torch_threads)
+        parts.device = programs.Device(settings.device, settings.batches)
         parts.device.pin(*parts.worker.arena())
     rows: Any = None
     if settings.role == "dense":
@@ -142,11 +148,11 @@ def _add(parts: _Parts, bundle: BundleFiles, settings: ServeSettings) -> None:
         )
     for half, queue in queues:
         stored = rows if half != "dense" and not bundle.is_native() else None
-        thread = programs.ProgramThread(
+        threads = programs.ProgramThreads(
             bundle, half, queue, parts.device, stored, settings.batch_rows
         )
-        parts.threads.append(thread)
-        parts.worker.tell(bundle.name, half, thread.said)
+        parts.threads.append(threads)
+        parts.worker.tell(bundle.name, half, threads.said)
 
 
 @dataclass(frozen=True)

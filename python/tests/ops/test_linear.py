@@ -10,9 +10,15 @@ from torch import Tensor
 
 from rowmill.ctr.models import mlp
 from rowmill.ops import linear as module
-from rowmill.ops.linear import linear
+from rowmill.ops.linear import linear, onednn_is_faster
 
 LARGE, SMALL = (512, 128, 100), (7, 5, 3)
+
+
+@pytest.fixture(autouse=True)
+def _on_any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
 
 
 def inputs(shape: tuple[int, int, int], dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -67,8 +73,18 @@ def test_unsupported_inputs_use_the_definition(monkeypatch: pytest.MonkeyPatch) 
     assert not is_fast(linear(x.view(2, 256, 128), weight, bias))
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(x, weight, bias).dtype == torch.bfloat16
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(module, "onednn_is_faster", lambda: False)
     assert not is_fast(linear(x, weight, bias))
+
+
+@pytest.mark.parametrize(("capability", "faster"), [("AVX2", False), ("AVX512", True)])
+def test_onednn_is_faster_with_avx512(
+    capability: str, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert onednn_is_faster.__wrapped__() is faster
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not onednn_is_faster.__wrapped__()
 
 
 def test_exported_graphs_contain_torchs_own_layer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import rowmill
 from python.tests.partition.models import IDS, D, Model, bags, click_model, stacked
+from python.tests.serve.workers import Ragged, ragged_call
 from rowmill.errors import BundleDamaged, BundleExists, CannotExport, InvalidInput
 from rowmill.partition.bundle import Bundle
 from rowmill.partition.export import export
@@ -139,6 +140,15 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r'rule must be "bytes" or "prism", got \'best\''):
         export(layer, [call], out=tmp_path / "other", rule="best")  # pyright: ignore[reportArgumentType]
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_user_names_all_parts_of_a_ragged_input(tmp_path: Path) -> None:
+    for user in (["words_values", "words_offsets"], ["words_weights"]):
+        with pytest.raises(InvalidInput, match="has other parts of this ragged input: name all of"):
+            export(Ragged(), [ragged_call(6)], out=tmp_path / "bundle", user=user)
+    with pytest.raises(InvalidInput, match="user names 'words', but the inputs are"):
+        export(Ragged(), [ragged_call(6)], out=tmp_path / "bundle", user=["words"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_export_leaves_nothing(store: rowmill.Store, tmp_path: Path) -> None:

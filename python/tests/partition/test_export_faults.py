@@ -65,7 +65,9 @@ def hidden(folder: Path) -> Iterator[Path]:
     return (path for path in folder.glob(".*/**/*") if path.is_file())
 
 
-@pytest.mark.parametrize("moment", ["rows/MANIFEST", "examples.safetensors"])
+@pytest.mark.parametrize(
+    "moment", [pytest.param("rows/MANIFEST", marks=pytest.mark.long), "examples.safetensors"]
+)
 def test_a_killed_export_leaves_no_bundle_and_the_next_one_works(
     moment: str, run: Config, tmp_path: Path
 ) -> None:

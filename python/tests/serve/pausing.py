@@ -51,9 +51,10 @@ def pausing_call(rows: int, ms: float) -> dict[str, Tensor]:
     return {"ids": torch.arange(2 * rows).reshape(rows, 2) % ROWS, "ms": torch.full((rows,), ms)}
 
 
-def export_pausing(out: Path, seed: int = 4) -> None:
+def export_pausing(out: Path, seed: int = 4, ms: float = 0.0) -> None:
+    """Export the model, with examples whose dense half sleeps `ms` milliseconds."""
     torch.manual_seed(seed)
-    calls = [pausing_call(4, 0.0), pausing_call(2, 0.0)]
+    calls = [pausing_call(4, ms), pausing_call(2, ms)]
     export(Pausing(), calls, out=out, seeds=["rowmill_test::pause"])
 
 

@@ -23,7 +23,7 @@ from rowmill.errors import InvalidInput, ServingError
 from rowmill.partition.export import export
 from rowmill.serve.device import Device
 from rowmill.serve.files import BundleFiles
-from rowmill.serve.programs import ProgramThread
+from rowmill.serve.programs import ProgramThreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -72,9 +72,15 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Asked:
-    """A worker of this process with one model, whose dense half the test or a `ProgramThread` runs."""
+    """A worker of this process with a model of one half, which the test or `ProgramThreads` run."""
 
-    def __init__(self, bundle: Path, threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        bundle: Path,
+        threads: ThreadPoolExecutor,
+        rows: _core.NodeRows | None = None,
+        batches: int = 1,
+    ) -> None:
         self.files = BundleFiles.open(bundle, bundle.name)
         self.worker = _core.Worker(
             network_threads=1,
@@ -85,10 +91,11 @@ class Asked:
             batch_requests=8,
             batch_rows=8 * _ROWS,
             queue_requests=16,
+            batches=batches,
         )
         files = self.files
         ((_, self.queue),) = self.worker.add_model(
-            files.name, files.folder, files.program, None, None
+            files.name, files.folder, files.program, rows, None
         )
         self._metrics = self.worker.listen_metrics("127.0.0.1:0", insecure=False)
         self._threads = threads
@@ -137,9 +144,9 @@ class Asked:
 
 
 @contextmanager
-def asked(bundle: Path) -> Generator[Asked]:
+def asked(bundle: Path, batches: int = 1) -> Generator[Asked]:
     with ThreadPoolExecutor(8) as threads:
-        found = Asked(bundle, threads)
+        found = Asked(bundle, threads, batches=batches)
         try:
             yield found
         finally:
@@ -147,13 +154,13 @@ def asked(bundle: Path) -> Generator[Asked]:
 
 
 @contextmanager
-def running(bundle: Path) -> Generator[tuple[Asked, Device]]:
-    """With a thread that runs the dense half."""
-    with asked(bundle) as found:
-        device = Device("cpu")
-        thread = ProgramThread(found.files, "dense", found.queue, device, None, 8 * _ROWS)
+def running(bundle: Path, batches: int = 1) -> Generator[tuple[Asked, Device]]:
+    """With a thread for each batch that runs at once."""
+    with asked(bundle, batches) as found:
+        device = Device("cpu", batches)
+        threads = ProgramThreads(found.files, "dense", found.queue, device, None, 8 * _ROWS)
         yield found, device
-    thread.join()
+    threads.join()
 
 
 def same(found: Tensor, expected: Tensor) -> bool:
@@ -273,7 +280,7 @@ def test_a_program_answers_each_request_by_itself_where_rows_depend_on_each_othe
 ) -> None:
     with running(bundles / "reversed") as (model, device):
         requests = [list(tensors_of_all_kinds(rows).values()) for rows in (2, 1, _ROWS, 0)]
-        with device.lock:  # The first waits here, and the others become one batch.
+        with device.turn:  # The first waits here, and the others become one batch.
             futures = [model.ask(*request) for request in requests]
         for request, future in zip(requests, futures, strict=True):
             for output, given in zip(future.result(_WAIT_S), request, strict=True):
@@ -285,10 +292,39 @@ def test_a_program_may_answer_with_views_of_its_request(bundles: Path) -> None:
     with running(bundles / "views") as (model, device):
         for together in (1, 1, 8, 8):
             requests = [torch.rand(1 + number % 3, 1, 32, 64) for number in range(together)]
-            with device.lock:
+            with device.turn:
                 futures = [model.ask(request) for request in requests]
             for request, future in zip(requests, futures, strict=True):
                 whole, transposed = future.result(_WAIT_S)
                 assert same(whole, request.squeeze(1))
                 assert same(transposed, request.squeeze(1).transpose(1, 2))
+        assert model.held_bytes() == 0
+
+
+def test_as_many_batches_run_at_once_as_the_device_may_run(bundles: Path) -> None:
+    with asked(bundles / "views", batches=2) as model:
+        requests = [torch.rand(2, 1, 32, 64) for _ in range(3)]
+        futures = [model.ask(requests[0])]
+        first = model.take()
+        futures.append(model.ask(requests[1]))
+        second = model.take()
+        futures.append(model.ask(requests[2]))
+        assert model.queue.take(0.05) is None
+        for batch in (second, first):
+            (request,) = batch.requests()
+            value = from_dlpack(request[0]).squeeze(1)
+            batch.reply([[to_dlpack(value), to_dlpack(value.transpose(1, 2).contiguous())]], 0.0)
+        third = model.take()
+        third.fail("the test ends")
+        for request, future in zip(requests[:2], futures[:2], strict=True):
+            assert same(future.result(_WAIT_S)[0], request.squeeze(1))
+        assert futures[2].exception(_WAIT_S) is not None
+
+
+def test_a_thread_for_each_batch_answers_every_request(bundles: Path) -> None:
+    with running(bundles / "views", batches=3) as (model, _):
+        requests = [torch.rand(1 + number % 3, 1, 32, 64) for number in range(64)]
+        futures = [model.ask(request) for request in requests]
+        for request, future in zip(requests, futures, strict=True):
+            assert same(future.result(_WAIT_S)[0], request.squeeze(1))
         assert model.held_bytes() == 0

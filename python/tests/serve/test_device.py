@@ -5,6 +5,7 @@ Batches share one buffer, in which rows of an earlier, larger batch remain. An a
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -104,7 +105,19 @@ def test_invalid_devices_are_refused() -> None:
     flags = {"role": "cpu", "dense": "tcp://127.0.0.1:1", "device": "cuda"}
     with pytest.raises(InvalidInput, match='role "cpu" has no dense half'):
         read_settings(None, flags)
-    assert read_settings(None, {"device": "cuda:1"}).device == "cuda:1"
+    with pytest.raises(
+        InvalidInput, match=r"dense_batches is 2 .*: a GPU runs one batch at a time"
+    ):
+        read_settings(None, {"device": "cuda", "dense_batches": 2})
+    settings = read_settings(None, {"device": "cuda:1"})
+    assert (settings.device, settings.batches) == ("cuda:1", 1)
+
+
+def test_batches_share_the_cores_of_a_cpu() -> None:
+    cores = len(os.sched_getaffinity(0))
+    for given, batches, threads in ((0, cores, 1), (1, 1, cores), (cores + 1, cores + 1, 1)):
+        settings = read_settings(None, {"dense_batches": given})
+        assert (settings.batches, settings.torch_threads) == (batches, threads)
 
 
 @_needs_gpu

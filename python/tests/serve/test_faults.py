@@ -253,6 +253,20 @@ def test_a_cpu_half_refuses_the_dense_half_of_another_bundle(
             assert check(right, other)
 
 
+def test_sigterm_during_an_example_of_the_warm_up_ends_the_worker_cleanly(tmp_path: Path) -> None:
+    export_pausing(tmp_path / "slow", ms=1000.0)
+    flags = ("--http-port", "0", *_METRICS, "--log-level", "info")
+    with worker(
+        tmp_path / "slow", *flags, wait=False, program=_PROGRAM, python=warm_python()
+    ) as found:
+        until("the start", lambda: any("half: " in line for line in found.log))
+        time.sleep(0.5)
+        assert found.end() == 0
+        assert found.process.stdout is not None
+        assert found.process.stdout.read() == "", "it was never ready"
+    assert [line for line in found.log if not line.startswith("{")] == []
+
+
 def damages(file: Path) -> Iterator[tuple[str, Callable[[], None]]]:
     """Kinds of damage to a file: their name, and a function that does it."""
     content = file.read_bytes()

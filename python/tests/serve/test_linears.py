@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -11,8 +10,10 @@ from torch.fx import GraphModule
 from rowmill.serve import linears
 from rowmill.serve.linears import use_faster_linears
 
-if TYPE_CHECKING:
-    import pytest
+
+@pytest.fixture(autouse=True)
+def _on_any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linears, "onednn_is_faster", lambda: True)
 
 
 class Layers(nn.Module):
@@ -60,6 +61,15 @@ def test_layers_and_the_relus_behind_them_are_replaced() -> None:
     assert targets.count(linears.linear_layer) == 6
     assert targets.count(torch.ops.aten.linear.default) == 1, "float64 is left"
     assert targets.count(torch.ops.aten.relu.default) == 1, "a value that is used twice is kept"
+
+
+def test_programs_are_left_as_they_are_where_torch_is_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(linears, "onednn_is_faster", lambda: False)
+    program = _program()
+    before = [node.target for node in program.graph.nodes]
+    assert [node.target for node in use_faster_linears(program).graph.nodes] == before
 
 
 def test_large_products_call_the_other_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from tritonclient import http
 from tritonclient.utils import InferenceServerException
 
 from python.tests.nodes import serving
 from python.tests.serve.workers import Bundles, Worker, make_bundles, worker
+from rowmill.partition.bundle import Bundle
+from rowmill.partition.export import export
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from torch import Tensor
 
 _PORTS = ("--http-port", "0", "--metrics-port", "0")
 _ANY = (*_PORTS, "--slo", "30", "--memory", "16MiB", "--wire-memory", "32MiB")
@@ -105,6 +106,75 @@ def test_statistics_metrics_and_unloading_of_models(monolith: Worker, bundles: B
     cpu_s = re.search(r'program_cpu_seconds_total\{model="dlrm",half="dense"\} (\S+)', text)
     assert cpu_s is not None
     assert float(cpu_s[1]) > 0, "the warm-up alone takes CPU time"
+
+
+def test_a_ragged_input_of_the_user_is_given_once(monolith: Worker, bundles: Bundles) -> None:
+    address = monolith.addresses["http"]
+    words = {"values": torch.tensor([3, 1, 4]), "weights": torch.tensor([0.5, 2.0, 1.5])}
+    once = {f"words.{part}": value for part, value in words.items()}
+    once["words.offsets"] = torch.tensor([0, 3])
+    for rows in (1, 5):
+        dense = torch.rand(rows, 2)
+        repeated = {f"words_{part}": value.repeat(rows) for part, value in words.items()}
+        repeated["words_offsets"] = 3 * torch.arange(rows + 1)
+        expected = ask(address, "ragged", repeated | {"dense": dense})
+        found = ask(address, "ragged", once | {"dense": dense})
+        for output, value in bundles.answer("ragged", repeated | {"dense": dense}).items():
+            torch.testing.assert_close(found[output], value, rtol=1e-6, atol=1e-6)
+            assert found[output].equal(expected[output])
+    once["words.offsets"] = torch.tensor([0, 2])
+    with pytest.raises(InferenceServerException, match="must run from 0 to 3"):
+        ask(address, "ragged", once | {"dense": torch.rand(5, 2)})
+
+
+class Bags(nn.Module):
+    """A score of a bag of words of the user and a bag of tags of the item; with `dense`, also of a number of the user."""
+
+    def __init__(self, *, dense: bool) -> None:
+        super().__init__()
+        self.words = nn.EmbeddingBag(20, 4, mode="sum", include_last_offset=True)
+        self.tags = nn.EmbeddingBag(20, 4, mode="sum", include_last_offset=True)
+        self.layer = nn.Linear(9 if dense else 8, 1)
+
+    def forward(
+        self, words: dict[str, Tensor], tags: dict[str, Tensor], age: Tensor | None = None
+    ) -> Tensor:
+        vectors = [
+            self.words(words["values"], words["offsets"]),
+            self.tags(tags["values"], tags["offsets"]),
+        ]
+        return self.layer(torch.cat(vectors if age is None else [*vectors, age], dim=1)).squeeze(1)
+
+
+def bags_call(rows: int, *, dense: bool) -> tuple[Any, ...]:
+    words = {"values": torch.arange(2 * rows) % 20, "offsets": 2 * torch.arange(rows + 1)}
+    tags = {"values": torch.arange(3 * rows) % 20, "offsets": 3 * torch.arange(rows + 1)}
+    return (words, tags, torch.rand(rows, 1)) if dense else (words, tags)
+
+
+def test_candidates_may_have_ragged_inputs_only(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    user = {"words_values": torch.tensor([5, 1, 7]), "words_offsets": torch.tensor([0, 3])}
+    models = {"bags": False, "aged": True}
+    for name, dense in models.items():
+        given = ["words_values", "words_offsets", *(["age"] if dense else [])]
+        calls = [bags_call(rows, dense=dense) for rows in (6, 9)]
+        export(Bags(dense=dense), calls, out=tmp_path / name, user=given)
+    with worker(*(tmp_path / name for name in models), *_ANY) as found:
+        for rows in (1, 4):
+            tags = bags_call(rows, dense=False)[1]
+            items = {f"tags_{part}": value for part, value in tags.items()}
+            repeated = {
+                "words_values": user["words_values"].repeat(rows),
+                "words_offsets": 3 * torch.arange(rows + 1),
+            }
+            for name, dense in models.items():
+                age = {"age": torch.tensor([[0.25]])} if dense else {}
+                every = {name: value.repeat(rows, 1) for name, value in age.items()}
+                with Bundle.open(tmp_path / name) as bundle:
+                    (expected,) = bundle.run(items | repeated | every)
+                (scores,) = ask(found.addresses["http"], name, items | user | age).values()
+                torch.testing.assert_close(scores, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_concurrent_requests_of_different_sizes(monolith: Worker, bundles: Bundles) -> None:
@@ -204,6 +274,7 @@ def test_a_native_cpu_half_loads_no_torch(bundles: Bundles) -> None:
         assert front.end() == 0
         assert front.process.stdout is not None
         assert front.process.stdout.read() == "", "it was never ready"
+    assert [line for line in front.log if not line.startswith("{")] == [], "no thread panicked"
 
 
 def test_sigterm_ends_a_worker_with_exit_code_0(bundles: Bundles) -> None:

@@ -28,6 +28,9 @@ START_S = 120.0
 """Longest wait for the start or end of a worker. Importing torch alone takes some seconds on a busy machine."""
 
 
+RAGGED_PARTS = ("words_values", "words_offsets", "words_weights")
+
+
 class Ragged(nn.Module):
     """The two best of three scores of a bag of words of any length."""
 
@@ -161,5 +164,8 @@ def make_bundles(folder: Path) -> Bundles:
         said = export(Rounds(store), [(ids,)], out=folder / "rounds")
         assert said != (), "its CPU half is a program of torch"
     torch.manual_seed(3)
-    assert export(Ragged(), [ragged_call(6), ragged_call(9)], out=folder / "ragged") == ()
+    said = export(
+        Ragged(), [ragged_call(6), ragged_call(9)], out=folder / "ragged", user=RAGGED_PARTS
+    )
+    assert said == ()
     return Bundles(folder)

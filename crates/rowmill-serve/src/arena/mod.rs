@@ -56,7 +56,7 @@ pub enum ArenaError {
     /// More than the whole arena.
     #[error("{bytes} bytes are more than the arena of {arena_bytes} bytes: raise wire_memory")]
     TooLarge {
-        /// What was asked for.
+        /// Requested bytes.
         bytes: usize,
         /// The whole arena.
         arena_bytes: usize,
@@ -67,9 +67,9 @@ pub enum ArenaError {
          wire_memory or send fewer requests at once"
     )]
     Full {
-        /// What was asked for.
+        /// Requested bytes.
         bytes: usize,
-        /// What messages hold.
+        /// Bytes that messages hold.
         held_bytes: usize,
         /// The whole arena.
         arena_bytes: usize,
@@ -79,7 +79,7 @@ pub enum ArenaError {
     System {
         /// Size of the arena.
         bytes: usize,
-        /// What the system said.
+        /// The error of the system.
         cause: std::io::Error,
     },
 }
@@ -118,7 +118,7 @@ impl Arena {
         self.bytes() - self.0.pages.lock().free_pages() as usize * PAGE_BYTES
     }
 
-    /// Memory for `bytes`, aligned to a page. What it holds is arbitrary until it is written.
+    /// Memory for `bytes`, aligned to a page. Its content is arbitrary until it is written.
     ///
     /// # Errors
     /// When the arena has no room now, or never will.

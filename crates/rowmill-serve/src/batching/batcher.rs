@@ -7,7 +7,7 @@
 //!   slow batch has made longer than all deadlines.
 //! - A request is admitted only if it raises the number of queued requests that are predicted to meet their deadlines.
 //!   All others are refused when they arrive, while their sender can still ask elsewhere.
-//! - The queue has a bound, and at most one batch runs.
+//! - The queue has a bound, and so has the number of batches that run at once.
 //! - A place can be reserved before its request is there, so that work for a request begins once it is admitted. A
 //!   reserved place counts as a request; batches pass over it until it is filled, and it is lost at its deadline.
 
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use super::ServiceTime;
 
-/// How much a batch and the queue may hold.
+/// How much a batch and the queue may hold, and how many batches run at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchLimits {
     /// Requests of one batch; 1 turns batching off.
@@ -26,6 +26,8 @@ pub struct BatchLimits {
     pub batch_rows_max: u32,
     /// Requests that wait.
     pub queue_requests_max: usize,
+    /// Batches that run at once: 1 on a GPU, up to one per core on a CPU.
+    pub batches_max: usize,
 }
 
 /// A request that waits or runs.
@@ -94,7 +96,7 @@ pub enum Refusal {
     Delayed {
         /// The predicted time of its batch.
         needed: Duration,
-        /// What was left until its deadline.
+        /// Time that was left until its deadline.
         left: Duration,
     },
     /// The process ends.
@@ -116,8 +118,10 @@ pub struct Refused<T> {
 pub struct Next<T> {
     /// Requests that can no longer meet their deadlines.
     pub refused: Vec<Refused<T>>,
-    /// The batch to run; empty when nothing waits or a batch runs.
+    /// The batch to run; empty when nothing waits, or as many batches run as may.
     pub batch: Vec<Job<T>>,
+    /// Its number, for [`Batcher::finish`].
+    pub number: u64,
 }
 
 /// The deadline queue of one device.
@@ -127,7 +131,9 @@ pub struct Batcher<T> {
     service: ServiceTime,
     queue: BTreeMap<Place, Waiting<T>>,
     arrivals: u64,
-    running: Option<Running>,
+    running: Vec<Running>,
+    /// Batches that have started.
+    started: u64,
     /// When the last batch ended, if requests waited then: the time until the next batch starts is part of its time.
     waits_since: Option<Instant>,
     /// When the last batch ended.
@@ -136,6 +142,7 @@ pub struct Batcher<T> {
 
 #[derive(Clone, Copy, Debug)]
 struct Running {
+    number: u64,
     started: Instant,
     rows: u32,
     is_trial: bool,
@@ -147,10 +154,12 @@ impl<T> Batcher<T> {
     /// # Panics
     /// When a limit is 0.
     pub fn new(limits: BatchLimits) -> Self {
-        let BatchLimits { batch_requests_max, batch_rows_max, queue_requests_max } = limits;
-        assert!(batch_requests_max > 0 && batch_rows_max > 0 && queue_requests_max > 0, "{limits:?}");
+        let BatchLimits { batch_requests_max, batch_rows_max, queue_requests_max, batches_max } = limits;
+        let least = batch_requests_max.min(queue_requests_max).min(batches_max);
+        assert!(least > 0 && batch_rows_max > 0, "{limits:?}");
         let (service, queue) = (ServiceTime::default(), BTreeMap::new());
-        Self { limits, service, queue, arrivals: 0, running: None, waits_since: None, last_end: None }
+        let running = Vec::with_capacity(batches_max);
+        Self { limits, service, queue, arrivals: 0, running, started: 0, waits_since: None, last_end: None }
     }
 
     /// Requests that wait, and reserved places.
@@ -160,7 +169,7 @@ impl<T> Batcher<T> {
 
     /// Whether a batch runs.
     pub fn is_running(&self) -> bool {
-        self.running.is_some()
+        !self.running.is_empty()
     }
 
     /// Admit a request that arrives `now`, or give it back.
@@ -213,10 +222,10 @@ impl<T> Batcher<T> {
         self.queue.remove(&place);
     }
 
-    /// The batch that starts `now`, if the device is free. Its end must be reported by [`Self::finish`].
+    /// The batch that starts `now`, if one more may run. Its end must be reported by [`Self::finish`].
     pub fn next(&mut self, now: Instant) -> Next<T> {
-        let mut next = Next { refused: Vec::new(), batch: Vec::new() };
-        if self.running.is_some() {
+        let mut next = Next { refused: Vec::new(), batch: Vec::new(), number: self.started };
+        if self.running.len() == self.limits.batches_max {
             return next;
         }
         self.drop_expired(now);
@@ -246,7 +255,8 @@ impl<T> Batcher<T> {
         }
         if !next.batch.is_empty() {
             let rows = next.batch.iter().map(|job| job.rows).sum();
-            self.running = Some(Running { started, rows, is_trial });
+            self.running.push(Running { number: next.number, started, rows, is_trial });
+            self.started += 1;
         }
         next
     }
@@ -266,12 +276,13 @@ impl<T> Batcher<T> {
         }
     }
 
-    /// The running batch ended `now`.
+    /// The batch of this number ended `now`.
     ///
     /// # Panics
-    /// When none runs.
-    pub fn finish(&mut self, now: Instant) {
-        let running = self.running.take().expect("a batch ends once");
+    /// When it does not run.
+    pub fn finish(&mut self, number: u64, now: Instant) {
+        let at = self.running.iter().position(|running| running.number == number);
+        let running = self.running.swap_remove(at.expect("a batch ends once"));
         if running.is_trial {
             // What was known is wrong.
             self.service = ServiceTime::default();
@@ -298,14 +309,11 @@ impl<T> Batcher<T> {
         if queued >= self.limits.queue_requests_max {
             return Some(Refusal::Full { queued });
         }
-        let free_at = self.running.map_or(now, |running| {
-            now.max(running.started.checked_add(self.service.predict(running.rows)).unwrap_or(now))
-        });
         // An equal deadline runs after those that came before.
         let of = |(place, waiting): (&Place, &Waiting<T>)| (place.0, waiting.rows, false);
         let (before, behind) = (self.queue.range(..place).map(of), self.queue.range(place..).map(of));
         let with = before.chain(std::iter::once((deadline, rows, true))).chain(behind);
-        let with = self.forecast(free_at, with);
+        let with = self.forecast(now, with);
         if let Some(ends) = with.newcomer_misses {
             if queued == 0 && self.may_try(now, deadline, rows) {
                 return None;
@@ -313,7 +321,7 @@ impl<T> Batcher<T> {
             let needed = ends.saturating_duration_since(now);
             return Some(Refusal::Late { needed, left: deadline.saturating_duration_since(now), queued });
         }
-        let met_without = self.forecast(free_at, self.queue.iter().map(of)).met;
+        let met_without = self.forecast(now, self.queue.iter().map(of)).met;
         (with.met <= met_without).then_some(Refusal::WouldDelay { queued })
     }
 
@@ -322,28 +330,28 @@ impl<T> Batcher<T> {
     fn may_try(&self, now: Instant, deadline: Instant, rows: u32) -> bool {
         let needed = self.service.predict(rows).saturating_add(self.service.margin(0));
         let is_rested = |end: Instant| now.saturating_duration_since(end) >= needed;
-        self.running.is_none() && now < deadline && self.last_end.is_some_and(is_rested)
+        self.running.is_empty() && now < deadline && self.last_end.is_some_and(is_rested)
     }
 
     /// Play [`Self::next`] and [`Self::finish`] with predicted times until the queue is empty. The newcomer has a margin for
     /// all batches before its own. Requests that wait have that of one batch, as when their turn comes: else a passing doubt
     /// about one of them would admit another in its place, and both would run.
-    fn forecast(&self, free_at: Instant, queue: impl Iterator<Item = (Instant, u32, bool)>) -> Forecast {
-        let (mut at, mut plan) = (free_at, Plan::default());
-        let mut ahead = usize::from(self.running.is_some());
+    fn forecast(&self, now: Instant, queue: impl Iterator<Item = (Instant, u32, bool)>) -> Forecast {
+        let mut turns = self.turns(now);
+        let (mut turn, mut plan) = (pop_first(&mut turns), Plan::default());
         let mut forecast = Forecast { met: 0, newcomer_misses: None };
         for (deadline, rows, is_newcomer) in queue {
             let margin = |ahead| self.service.margin(if is_newcomer { ahead } else { 0 });
-            let mut step = plan.add(&self.limits, &self.service, margin(ahead), at, deadline, rows);
+            let mut step = plan.add(&self.limits, &self.service, margin(turn.1), turn.0, deadline, rows);
             if let Step::Starts = step {
-                at = at.checked_add(self.service.predict(plan.rows)).unwrap_or(at);
-                plan = Plan::default();
-                ahead += 1;
-                step = plan.add(&self.limits, &self.service, margin(ahead), at, deadline, rows);
+                let end = turn.0.checked_add(self.service.predict(plan.rows)).unwrap_or(turn.0);
+                turns.push((end, turn.1 + 1));
+                (turn, plan) = (pop_first(&mut turns), Plan::default());
+                step = plan.add(&self.limits, &self.service, margin(turn.1), turn.0, deadline, rows);
             }
             match step {
                 Step::Misses { needed } if is_newcomer => {
-                    forecast.newcomer_misses = Some(at.checked_add(needed).unwrap_or(at));
+                    forecast.newcomer_misses = Some(turn.0.checked_add(needed).unwrap_or(turn.0));
                 }
                 Step::Misses { .. } => {}
                 Step::Joins | Step::Starts => forecast.met += 1,
@@ -351,9 +359,28 @@ impl<T> Batcher<T> {
         }
         forecast
     }
+
+    /// When each batch that may run at once can start, with the number of batches before it.
+    fn turns(&self, now: Instant) -> Vec<Turn> {
+        let end = |running: &Running| {
+            now.max(running.started.checked_add(self.service.predict(running.rows)).unwrap_or(now))
+        };
+        let idle = self.limits.batches_max - self.running.len();
+        let busy = self.running.iter().map(|running| (end(running), 1));
+        std::iter::repeat_n((now, 0), idle).chain(busy).collect()
+    }
 }
 
-/// What is predicted of a queue.
+/// When a batch can start, and how many run before it in its place.
+type Turn = (Instant, usize);
+
+/// Take out the turn that comes first.
+fn pop_first(turns: &mut Vec<Turn>) -> Turn {
+    let first = (0..turns.len()).min_by_key(|&at| turns[at]).expect("at least one batch may run");
+    turns.swap_remove(first)
+}
+
+/// The predictions for a queue.
 struct Forecast {
     /// Requests that meet their deadlines.
     met: usize,

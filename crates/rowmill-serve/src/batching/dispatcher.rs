@@ -1,4 +1,4 @@
-//! Between the connections that submit requests and the thread that runs a device.
+//! Passes requests from the connections that submit them to the threads that run batches.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{BatchLimits, Batcher, Job, Place, Refusal, Refused};
 
-/// A [`Batcher`] that threads share. The thread of the device calls [`Self::take`]; any thread submits.
+/// A [`Batcher`] that threads share. Threads that run batches call [`Self::take`]; any thread submits.
 pub struct Dispatcher<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
@@ -19,10 +19,11 @@ struct State<T> {
     is_closed: bool,
 }
 
-/// Requests that run together. Dropping it tells the dispatcher that the device is free.
+/// Requests that run together. Dropping it tells the dispatcher that they have run.
 pub struct Batch<T> {
     /// The requests, in the order of their deadlines.
     pub requests: Vec<T>,
+    number: u64,
     dispatcher: Arc<Dispatcher<T>>,
 }
 
@@ -34,7 +35,7 @@ pub struct Reservation<T> {
 }
 
 impl<T> Dispatcher<T> {
-    /// A dispatcher of one idle device. `refuse` answers a request that does not run; it is called by the thread that
+    /// A dispatcher of idle threads. `refuse` answers a request that does not run; it is called by the thread that
     /// submits or takes, with no lock held.
     pub fn new(limits: BatchLimits, refuse: impl Fn(T, Refusal) + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
@@ -87,12 +88,14 @@ impl<T> Dispatcher<T> {
                 continue;
             }
             drop(state);
+            // One wake-up is for one request: others may be left for a batch beside this one.
+            self.changed.notify_one();
             for Refused { job, refusal } in next.refused {
                 (self.refuse)(job.request, refusal);
             }
             if !next.batch.is_empty() {
                 let requests = next.batch.into_iter().map(|job| job.request).collect();
-                return Some(Batch { requests, dispatcher: Arc::clone(self) });
+                return Some(Batch { requests, number: next.number, dispatcher: Arc::clone(self) });
             }
             state = self.state.lock();
         }
@@ -103,7 +106,7 @@ impl<T> Dispatcher<T> {
         self.state.lock().batcher.queued()
     }
 
-    /// Refuse all that waits and all that comes; the running batch goes on.
+    /// Refuse all waiting and all new requests. The running batch continues.
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.is_closed = true;
@@ -117,7 +120,7 @@ impl<T> Dispatcher<T> {
 }
 
 impl<T> Reservation<T> {
-    /// Queue the request that has come. Where its place was lost it is submitted anew.
+    /// Queue the request that has arrived. If its place was lost, it is submitted as a new request.
     pub fn submit(mut self, rows: u32, request: T) {
         let Some(place) = self.place.take() else { return };
         let filled = self.dispatcher.state.lock().batcher.fill(place, rows, request);
@@ -144,13 +147,14 @@ impl<T> std::fmt::Debug for Reservation<T> {
 
 impl<T> Drop for Batch<T> {
     fn drop(&mut self) {
-        self.dispatcher.state.lock().batcher.finish(Instant::now());
+        self.dispatcher.state.lock().batcher.finish(self.number, Instant::now());
         self.dispatcher.changed.notify_one();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
     use std::sync::mpsc;
 
     use super::*;
@@ -159,8 +163,9 @@ mod tests {
 
     type Refusals = mpsc::Receiver<(u32, Refusal)>;
 
-    fn dispatcher(queue_requests_max: usize) -> (Arc<Dispatcher<u32>>, Refusals) {
-        let limits = BatchLimits { batch_requests_max: 4, batch_rows_max: 100, queue_requests_max };
+    fn dispatcher(queue_requests_max: usize, batches_max: usize) -> (Arc<Dispatcher<u32>>, Refusals) {
+        let limits =
+            BatchLimits { batch_requests_max: 4, batch_rows_max: 100, queue_requests_max, batches_max };
         let (sender, refusals) = mpsc::channel();
         (Dispatcher::new(limits, move |request, refusal| sender.send((request, refusal)).unwrap()), refusals)
     }
@@ -170,47 +175,60 @@ mod tests {
     }
 
     #[test]
-    fn every_request_of_many_threads_runs_once_and_batches_do_not_overlap() {
-        let (dispatcher, refusals) = dispatcher(1000);
-        let running = std::sync::atomic::AtomicBool::new(false);
-        let mut ran: Vec<u32> = std::thread::scope(|scope| {
-            let takers: Vec<_> = (0..2)
-                .map(|_| {
-                    scope.spawn(|| {
-                        let mut ran: Vec<u32> = Vec::new();
-                        while let Some(batch) = dispatcher.take(LONG) {
-                            assert!(!running.swap(true, std::sync::atomic::Ordering::SeqCst));
-                            assert!((1..=4).contains(&batch.requests.len()));
-                            ran.extend(&batch.requests);
-                            std::thread::yield_now();
-                            running.store(false, std::sync::atomic::Ordering::SeqCst);
-                        }
-                        ran
-                    })
-                })
-                .collect();
-            std::thread::scope(|senders| {
-                for sender in 0..4_u32 {
-                    let dispatcher = &dispatcher;
-                    senders.spawn(move || {
-                        (0..50).for_each(|number| dispatcher.submit(soon(), 1, sender * 50 + number));
-                    });
+    fn every_request_of_many_threads_runs_once_and_as_many_batches_overlap_as_may() {
+        for batches_max in 1..=3 {
+            let (dispatcher, refusals) = dispatcher(1000, batches_max);
+            let running = AtomicUsize::new(0);
+            let take_all = || {
+                let mut ran: Vec<u32> = Vec::new();
+                while let Some(batch) = dispatcher.take(LONG) {
+                    assert!(running.fetch_add(1, SeqCst) < batches_max);
+                    assert!((1..=4).contains(&batch.requests.len()));
+                    ran.extend(&batch.requests);
+                    std::thread::yield_now();
+                    running.fetch_sub(1, SeqCst);
                 }
+                ran
+            };
+            let mut ran: Vec<u32> = std::thread::scope(|scope| {
+                let takers: Vec<_> = (0..4).map(|_| scope.spawn(take_all)).collect();
+                std::thread::scope(|senders| {
+                    for sender in 0..4_u32 {
+                        let dispatcher = &dispatcher;
+                        senders.spawn(move || {
+                            (0..50).for_each(|number| dispatcher.submit(soon(), 1, sender * 50 + number));
+                        });
+                    }
+                });
+                while dispatcher.queued() > 0 {
+                    std::thread::yield_now();
+                }
+                dispatcher.close();
+                takers.into_iter().flat_map(|taker| taker.join().unwrap()).collect()
             });
-            while dispatcher.queued() > 0 {
-                std::thread::yield_now();
-            }
-            dispatcher.close();
-            takers.into_iter().flat_map(|taker| taker.join().unwrap()).collect()
-        });
-        assert!(refusals.try_recv().is_err());
-        ran.sort_unstable();
-        assert_eq!(ran, (0..200).collect::<Vec<u32>>());
+            assert!(refusals.try_recv().is_err());
+            ran.sort_unstable();
+            assert_eq!(ran, (0..200).collect::<Vec<u32>>());
+        }
+    }
+
+    #[test]
+    fn what_a_batch_leaves_runs_beside_it() {
+        let (dispatcher, _refusals) = dispatcher(1000, 2);
+        (0..5).for_each(|request| dispatcher.submit(soon(), 1, request));
+        let first = dispatcher.take(LONG).unwrap();
+        assert_eq!(first.requests.len(), 4);
+        let second = dispatcher.take(LONG).unwrap();
+        assert_eq!(second.requests, [4]);
+        dispatcher.submit(soon(), 1, 5);
+        assert!(dispatcher.take(Duration::from_millis(1)).is_none(), "two batches run");
+        drop(first);
+        assert_eq!(dispatcher.take(LONG).unwrap().requests, [5]);
     }
 
     #[test]
     fn refusals_reach_the_request() {
-        let (dispatcher, refusals) = dispatcher(2);
+        let (dispatcher, refusals) = dispatcher(2, 1);
         dispatcher.submit(Instant::now().checked_sub(Duration::from_secs(1)).unwrap(), 1, 1);
         assert!(matches!(refusals.recv().unwrap(), (1, Refusal::Late { .. })));
         dispatcher.submit(soon(), 101, 2);
@@ -226,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_reserved_place_is_filled_let_go_or_lost() {
-        let (dispatcher, refusals) = dispatcher(2);
+        let (dispatcher, refusals) = dispatcher(2, 1);
         let (first, second) =
             (dispatcher.reserve(soon(), 1).unwrap(), dispatcher.reserve(soon(), 1).unwrap());
         assert_eq!(dispatcher.reserve(soon(), 1).unwrap_err(), Refusal::Full { queued: 2 });
@@ -244,6 +262,6 @@ mod tests {
 
     #[test]
     fn a_wait_without_requests_ends() {
-        assert!(dispatcher(2).0.take(Duration::from_millis(1)).is_none());
+        assert!(dispatcher(2, 1).0.take(Duration::from_millis(1)).is_none());
     }
 }

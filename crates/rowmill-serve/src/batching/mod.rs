@@ -1,7 +1,7 @@
-//! Which requests run together, and when: earliest deadline first, one batch at a time per device.
+//! Which requests run together, and when: earliest deadline first, as many batches at once as may run.
 //!
 //! [`Batcher`] decides, without a thread or a clock. [`Dispatcher`] puts it between the connections that submit requests
-//! and the one thread that runs a device.
+//! and the threads that run batches.
 
 mod batcher;
 mod dispatcher;

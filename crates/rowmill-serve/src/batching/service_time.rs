@@ -1,8 +1,8 @@
-//! How long a batch takes, learnt from the batches that ran.
+//! Prediction of the time of a batch, from recent batches.
 
 use std::time::Duration;
 
-/// Weight of what is known against a new batch: about the last ten batches count.
+/// Weight of earlier batches relative to a new one: about the last ten batches count.
 const MEMORY: f64 = 0.9;
 /// Deviations added to a prediction, so that jitter alone misses few deadlines. TCP adds four to its round-trip time
 /// (Jacobson, "Congestion avoidance and control", 1988); a late reply costs less than a retransmission.
@@ -53,8 +53,8 @@ impl ServiceTime {
 
     /// What to add to the predicted end of a batch that runs behind `ahead` others, before comparing it with a deadline.
     ///
-    /// The deviations of n batches grow as the square root of n. The error of their mean, which about ten batches have
-    /// told, grows as n.
+    /// The deviations of n batches grow as the square root of n. The error of their mean, which is estimated from about
+    /// ten batches, grows as n.
     pub fn margin(&self, ahead: usize) -> Duration {
         let ahead = ahead as f64;
         let grown = ((1.0 + ahead) * (1.0 + (1.0 - MEMORY) * ahead)).sqrt();

@@ -100,7 +100,7 @@ fn all<'n, T>(
 }
 
 impl Slot<'_> {
-    /// A field that is not what it must be.
+    /// A field with a wrong value.
     pub(super) fn wrong(&self, field: &str, found: impl Display, expected: impl Display) -> Problem {
         Problem::invalid(format!("{self}: {field} is {found}, must be {expected}"))
     }

@@ -27,7 +27,7 @@ pub use model::{Answer, Ask, Given, Model, TensorSpec};
 
 use crate::Arena;
 
-/// What the server calls itself.
+/// The name of the server in its metadata.
 const SERVER: &str = "rowmill";
 /// What runs its models.
 const PLATFORM: &str = "rowmill";

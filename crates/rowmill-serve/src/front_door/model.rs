@@ -14,7 +14,7 @@ use super::datatype;
 use super::problem::Problem;
 use crate::{Column, ColumnSpec, DType, ModelMetrics, Per, Status, Tensor, TopK};
 
-/// A model and what it takes and gives.
+/// A model with its inputs and outputs.
 #[derive(Clone)]
 pub struct Model {
     /// Its name in URLs.
@@ -33,7 +33,7 @@ pub struct Model {
     pub loaded: Arc<AtomicBool>,
     /// How its halves run, by half. Clones share it.
     pub halves: Arc<Mutex<BTreeMap<String, String>>>,
-    /// What is counted of its requests.
+    /// Counters of its requests.
     pub metrics: Arc<ModelMetrics>,
 }
 
@@ -116,7 +116,7 @@ pub enum Given {
 /// A request to a model.
 #[derive(Debug)]
 pub struct Ask {
-    /// What it gives.
+    /// Its inputs or raw columns.
     pub given: Given,
     /// The best candidates that it wants in place of the outputs: their scores [k] and positions [k] int64.
     pub top: Option<TopK>,

@@ -56,7 +56,7 @@ impl<'m> Outputs<'m> {
         })
     }
 
-    /// An output among those that the model's function gave, which must be as they were announced.
+    /// One of the outputs of the model's function, which must match the signature.
     pub(super) fn tensor<'o>(&self, number: usize, given: &'o [Tensor]) -> Result<&'o Tensor, Problem> {
         let spec = &self.specs[number];
         given

@@ -1,4 +1,4 @@
-//! Why a request of the front door has no reply.
+//! Problems: the reasons for which a request of the front door gets no reply.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What is counted of a model's requests as the front door sees them.
+//! Counts and durations of requests per model, for the statistics calls of the protocol.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,4 +1,4 @@
-//! A program that a thread of Python runs: requests wait in a deadline queue, and the thread takes batches.
+//! A program that a Python thread runs. Requests wait in a deadline queue, and the thread takes batches.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

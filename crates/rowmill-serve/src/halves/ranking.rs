@@ -1,7 +1,7 @@
-//! Ranking requests: what is given once for all candidates, and the best of them.
+//! Ranking requests: repeats inputs of the user for all candidates, and selects the best candidates.
 
 use super::Signature;
-use crate::plan::{Array, Input, Size, Values};
+use crate::plan::{Array, Size, Sizes, Values};
 use crate::{Arena, DType, Failure, Per};
 
 /// How many candidates a request wants back, and by which output.
@@ -13,26 +13,99 @@ pub struct TopK {
     pub output: usize,
 }
 
-/// Repeat inputs of `user` that have one row, where the signature has them with a row per candidate.
+/// Repeat inputs of `user` that have one row, where the signature has them with a row per candidate. A ragged one,
+/// `X_offsets` with `X_values` and `X_weights`, has the bags of one row. The candidates are counted by the inputs of `item`,
+/// which may be ragged, too.
 ///
 /// # Errors
-/// When the arena has no room.
+/// When the arena has no room, or offsets do not fit their values.
 pub(super) fn repeat_user_inputs(
     signature: &Signature,
     arena: &Arena,
     values: &mut Values,
 ) -> Result<(), Failure> {
+    let (mut candidates, mut one) = (Sizes::new(), Sizes::new());
+    for input in signature.inputs.iter().filter(|input| input.per == Per::Item) {
+        let found = input.shape.first().zip(values.get(&input.name).and_then(|array| array.shape.first()));
+        let Some((size, &actual)) = found else { continue };
+        let Some((name, number)) = size.solve(actual as i64) else { continue };
+        candidates.entry(name.to_owned()).or_insert(number);
+        // A model whose inputs are all ragged has a name for the number of offsets: one more than there are rows.
+        let is_of_offsets = matches!(size, Size::Name(_)) && is_offsets(signature, &input.name);
+        one.entry(name.to_owned()).or_insert(if is_of_offsets { 2 } else { 1 });
+    }
     for input in signature.inputs.iter().filter(|input| input.per == Per::User) {
-        let Some(Size::Name(batch)) = input.shape.first() else { continue };
-        let is_of_batch =
-            |other: &&Input| matches!(other.shape.first(), Some(Size::Name(name)) if name == batch);
-        let item = signature.inputs.iter().filter(|other| other.per == Per::Item).find(is_of_batch);
-        let rows = item.and_then(|item| values.get(&item.name)?.shape.first().copied());
-        let (Some(rows), Some(array)) = (rows, values.get_mut(&input.name)) else { continue };
-        if rows != 1 && array.shape.first() == Some(&1) {
-            *array = repeated(arena, array, rows)?;
+        let found = input.shape.first().zip(values.get(&input.name));
+        let Some((size, array)) = found else { continue };
+        let (Ok(expected), Ok(once)) = (size.of_tensor(&candidates), size.of_tensor(&one)) else { continue };
+        if expected == once || array.shape.first() != Some(&once) {
+            continue;
+        }
+        match input.name.strip_suffix("offsets") {
+            // Offsets are one more than bags, for one row and for all.
+            Some(of) if once > 1 && expected > 0 && (expected - 1).is_multiple_of(once - 1) => {
+                repeat_bags(arena, values, of, (expected - 1) / (once - 1))?;
+            }
+            _ if once == 1 => {
+                let array = repeated(arena, array, expected)?;
+                values.insert(input.name.clone(), array);
+            }
+            _ => {}
         }
     }
+    Ok(())
+}
+
+/// Whether an input holds the offsets of a ragged one.
+fn is_offsets(signature: &Signature, name: &str) -> bool {
+    let values = name.strip_suffix("offsets").map(|of| format!("{of}values"));
+    values.is_some_and(|values| signature.inputs.iter().any(|input| input.name == values))
+}
+
+/// Repeat each bag of the ragged input whose parts begin with `of`, next to itself: bags are ordered by feature, then row.
+fn repeat_bags(arena: &Arena, values: &mut Values, of: &str, rows: usize) -> Result<(), Failure> {
+    let name = format!("{of}offsets");
+    let offsets = values.get(&name).map(Array::to_i64).unwrap_or_default();
+    for part in ["values", "weights"].map(|part| format!("{of}{part}")) {
+        let Some(array) = values.get(&part) else { continue };
+        let count = array.shape.first().copied().unwrap_or(0);
+        let (Some(&first), Some(&last)) = (offsets.first(), offsets.last()) else { continue };
+        if first != 0 || last != count as i64 || !offsets.is_sorted() {
+            return Err(Failure::invalid(format!(
+                "input {name:?} must run from 0 to {count}, the items of {part:?}, and never decrease; it runs from {first} to {last}"
+            )));
+        }
+        let mut shape = array.shape.clone();
+        let too_many = || Failure::invalid(format!("{rows} copies of {part:?} do not fit into memory"));
+        shape[0] = count.checked_mul(rows).ok_or_else(too_many)?;
+        let width = array.data.len().checked_div(count).unwrap_or(0);
+        let array = Array::make(arena, array.dtype, &shape, |out| {
+            let mut rest = out;
+            for bag in offsets.windows(2) {
+                let bag = &array.data[bag[0] as usize * width..bag[1] as usize * width];
+                for _ in 0..rows {
+                    let (target, behind) = rest.split_at_mut(bag.len());
+                    target.copy_from_slice(bag);
+                    rest = behind;
+                }
+            }
+            Ok(())
+        })?;
+        values.insert(part, array);
+    }
+    let count = (offsets.len() - 1) * rows + 1;
+    let repeated = Array::make(arena, DType::Int64, &[count], |out| {
+        let lengths = offsets.windows(2).flat_map(|bag| std::iter::repeat_n(bag[1] - bag[0], rows));
+        let ends = lengths.scan(0, |end, length| {
+            *end += length;
+            Some(*end)
+        });
+        for (out, offset) in out.as_chunks_mut().0.iter_mut().zip(std::iter::once(0).chain(ends)) {
+            *out = offset.to_le_bytes();
+        }
+        Ok(())
+    })?;
+    values.insert(name, repeated);
     Ok(())
 }
 
@@ -48,7 +121,7 @@ fn repeated(arena: &Arena, array: &Array, rows: usize) -> Result<Array, Failure>
 }
 
 impl TopK {
-    /// The best scores and their positions: highest first, of equal ones the first, and what is not a number last.
+    /// The best scores and their positions: highest first, equal scores in the order of candidates, NaN last.
     ///
     /// # Errors
     /// When the output does not have one score per candidate; names its shape.
@@ -159,5 +232,109 @@ mod tests {
         assert_eq!(repeated(floats(&[1.0, 2.0], &[1, 2])), (vec![3, 2], vec![1.0, 2.0, 1.0, 2.0, 1.0, 2.0]));
         // The other checks refuse it.
         assert_eq!(repeated(floats(&[1.0; 4], &[2, 2])).0, [2, 2]);
+    }
+
+    fn integers(values: &[i64]) -> Array {
+        let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Array { dtype: DType::Int64, shape: vec![values.len()], data: Buffer::from(&data[..]) }
+    }
+
+    /// Values, offsets and weights.
+    type Bags = (Vec<i64>, Vec<i64>, Vec<f32>);
+
+    /// The bags of two features for `rows` candidates, given the values and offsets of one row.
+    fn ragged(values: &[i64], offsets: &[i64], rows: usize) -> Result<Bags, Failure> {
+        let signature = Signature::parse(
+            r#"{
+                "inputs": [
+                    {"name": "x_values", "dtype": "int64", "shape": ["n"], "per": "user"},
+                    {"name": "x_offsets", "dtype": "int64", "shape": [["+", 1, ["*", 2, "b"]]], "per": "user"},
+                    {"name": "x_weights", "dtype": "float32", "shape": ["n"], "per": "user"},
+                    {"name": "item", "dtype": "float32", "shape": ["b"], "per": "item"}
+                ],
+                "outputs": [], "output_shapes": [], "halves": {}
+            }"#,
+        )
+        .unwrap();
+        let weights: Vec<f32> = values.iter().map(|&value| value as f32 / 2.0).collect();
+        let given = [
+            ("x_values", integers(values)),
+            ("x_offsets", integers(offsets)),
+            ("x_weights", floats(&weights, &[weights.len()])),
+            ("item", floats(&vec![0.0; rows], &[rows])),
+        ];
+        let mut given: Values = given.map(|(name, array)| (name.to_owned(), array)).into();
+        repeat_user_inputs(&signature, &arena(), &mut given)?;
+        crate::plan::bind(&signature.inputs, &given)?;
+        Ok((given["x_values"].to_i64(), given["x_offsets"].to_i64(), given["x_weights"].to_f32()))
+    }
+
+    #[test]
+    fn ragged_inputs_per_user_are_repeated_bag_by_bag() {
+        let (values, offsets, weights) = ragged(&[7, 8, 9], &[0, 2, 3], 3).unwrap();
+        assert_eq!(values, [7, 8, 7, 8, 7, 8, 9, 9, 9]);
+        assert_eq!(offsets, [0, 2, 4, 6, 7, 8, 9]);
+        assert_eq!(weights, [3.5, 4.0, 3.5, 4.0, 3.5, 4.0, 4.5, 4.5, 4.5]);
+        // One candidate, none, and empty bags.
+        assert_eq!(ragged(&[7, 8], &[0, 0, 2], 1).unwrap().1, [0, 0, 2]);
+        assert_eq!(ragged(&[7, 8], &[0, 0, 2], 0).unwrap(), (vec![], vec![0], vec![]));
+        assert_eq!(ragged(&[], &[0, 0, 0], 2).unwrap(), (vec![], vec![0; 5], vec![]));
+        // With a row per candidate they stay as they are.
+        let each = ragged(&[1, 2, 3], &[0, 1, 1, 2, 3], 2).unwrap();
+        assert_eq!((each.0, each.1), (vec![1, 2, 3], vec![0, 1, 1, 2, 3]));
+    }
+
+    /// The values and offsets of the user, and another input of the user, for candidates of which each has a bag. `sizes` are
+    /// those of all offsets, and of the rows of the other input.
+    fn all_ragged(sizes: [&str; 2], bags: &[i64], rows: usize) -> Result<Bags, Failure> {
+        let [offsets, batch] = sizes;
+        let signature = Signature::parse(&format!(
+            r#"{{
+                "inputs": [
+                    {{"name": "u_values", "dtype": "int64", "shape": ["n"], "per": "user"}},
+                    {{"name": "u_offsets", "dtype": "int64", "shape": [{offsets}], "per": "user"}},
+                    {{"name": "age", "dtype": "float32", "shape": [{batch}, 1], "per": "user"}},
+                    {{"name": "i_values", "dtype": "int64", "shape": ["m"], "per": "item"}},
+                    {{"name": "i_offsets", "dtype": "int64", "shape": [{offsets}], "per": "item"}}
+                ],
+                "outputs": [], "output_shapes": [], "halves": {{}}
+            }}"#
+        ))?;
+        let of_items: Vec<i64> = (0..=rows as i64).collect();
+        let given = [
+            ("u_values", integers(&[7, 8])),
+            ("u_offsets", integers(bags)),
+            ("age", floats(&[0.5], &[1, 1])),
+            ("i_values", integers(&of_items[1..])),
+            ("i_offsets", integers(&of_items)),
+        ];
+        let mut given: Values = given.map(|(name, array)| (name.to_owned(), array)).into();
+        repeat_user_inputs(&signature, &arena(), &mut given)?;
+        crate::plan::bind(&signature.inputs, &given)?;
+        Ok((given["u_values"].to_i64(), given["u_offsets"].to_i64(), given["age"].to_f32()))
+    }
+
+    #[test]
+    fn candidates_are_counted_where_all_their_inputs_are_ragged() {
+        // torch.export names the number of offsets or that of rows.
+        for sizes in [[r#""s""#, r#"["+", -1, "s"]"#], [r#"["+", 1, "b"]"#, r#""b""#]] {
+            let (values, offsets, age) = all_ragged(sizes, &[0, 2], 3).unwrap();
+            assert_eq!((values, offsets), (vec![7, 8, 7, 8, 7, 8], vec![0, 2, 4, 6]));
+            assert_eq!(age, [0.5; 3]);
+            assert_eq!(all_ragged(sizes, &[0, 2], 1).unwrap().1, [0, 2]);
+            assert_eq!(all_ragged(sizes, &[0, 2], 0).unwrap(), (vec![], vec![0], vec![]));
+            let error = all_ragged(sizes, &[0, 1, 2], 3).unwrap_err();
+            assert!(error.text.contains("items in dimension 0, must have"), "{error}");
+        }
+    }
+
+    #[test]
+    fn wrong_offsets_of_a_user_are_named() {
+        for offsets in [[1, 2, 3], [0, 2, 4], [0, 4, 3], [0, -1, 3]] {
+            let error = ragged(&[7, 8, 9], &offsets, 3).unwrap_err();
+            assert!(error.text.contains("input \"x_offsets\" must run from 0 to 3"), "{error}");
+        }
+        let error = ragged(&[7, 8, 9], &[0, 1, 2, 3], 3).unwrap_err();
+        assert!(error.text.contains("has 4 items in dimension 0, must have 7"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! The dense half in another process, and how careful to be with it.
+//! A dense half in another process: requests, reserves, and refusals.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

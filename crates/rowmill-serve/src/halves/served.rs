@@ -1,4 +1,4 @@
-//! A served model: the way of a request through its halves.
+//! A served model: passes a request through both halves and post-processing.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! The signature of a bundle: what a model takes and gives, and what its halves do.
+//! The signature of a bundle: inputs and outputs of the model, and the tensors of its halves.
 
 use std::collections::HashMap;
 
@@ -24,9 +24,9 @@ pub(crate) struct Signature {
 /// The values that a half takes and makes, by name and in order.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct HalfSignature {
-    /// What it takes.
+    /// Its inputs.
     pub(crate) inputs: Vec<String>,
-    /// What it makes.
+    /// Its outputs.
     pub(crate) outputs: Vec<String>,
 }
 
@@ -106,8 +106,8 @@ impl Signature {
             for (about, tensor) in self.inputs.iter().zip(inputs) {
                 if (about.per == Per::User) == is_of_user {
                     for (size, &actual) in about.shape.iter().zip(&tensor.shape) {
-                        if let Size::Name(name) = size {
-                            sizes.entry(name.clone()).or_insert(actual as i64);
+                        if let Some((name, number)) = size.solve(actual as i64) {
+                            sizes.entry(name.to_owned()).or_insert(number);
                         }
                     }
                 }

@@ -1,4 +1,4 @@
-//! What is known of one kind of job on lookup threads: how long it takes, and what comes behind it.
+//! Predicted times of one kind of job on lookup threads, and of the work that follows it.
 
 use std::sync::Arc;
 use std::time::Duration;

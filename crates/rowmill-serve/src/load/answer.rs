@@ -1,4 +1,4 @@
-//! An answer beside the recorded one.
+//! Compares an answer with the recorded one.
 
 use crate::DType;
 use crate::plan::Array;

@@ -1,4 +1,4 @@
-//! When requests of an open loop arrive, counted from the start of the run.
+//! Arrival times of an open loop, from the start of the run.
 
 use std::path::Path;
 use std::time::Duration;

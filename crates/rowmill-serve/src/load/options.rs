@@ -1,4 +1,4 @@
-//! What a run offers.
+//! Options of a load test.
 
 use std::ops::Range;
 use std::path::PathBuf;

@@ -30,7 +30,7 @@ pub struct Counts {
     pub late: u64,
     /// Refused because of load: 429 or `RESOURCE_EXHAUSTED`.
     pub refused: u64,
-    /// Given up by the server because the deadline had passed: 504 or `DEADLINE_EXCEEDED`.
+    /// The deadline passed at the server: 504 or `DEADLINE_EXCEEDED`.
     pub expired: u64,
     /// Without an answer, or with another error.
     pub failed: u64,

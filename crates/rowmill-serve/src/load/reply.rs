@@ -1,4 +1,4 @@
-//! How a request ended.
+//! The outcomes of a request.
 
 use crate::plan::Array;
 

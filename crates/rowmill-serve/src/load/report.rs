@@ -1,4 +1,4 @@
-//! The result of a run.
+//! The report of a load test.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

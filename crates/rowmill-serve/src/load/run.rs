@@ -1,4 +1,4 @@
-//! A run: senders, the window of measurement, and the end.
+//! Runs a load test: senders, the measured window, and the end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -23,7 +23,7 @@ use crate::{Failure, Status};
 
 /// How often a run looks whether it has been interrupted.
 const LOOK: Duration = Duration::from_millis(100);
-/// A request is given up after this many times its SLO, and after `PATIENCE_MIN` at least.
+/// A request without an answer fails after this many times its SLO, but not before `PATIENCE_MIN`.
 const PATIENCE_SLOS: u32 = 10;
 const PATIENCE_MIN: Duration = Duration::from_secs(5);
 /// Pause of a sender of a closed loop after a refusal or a failure. It doubles each time until there is an answer. Client

@@ -1,4 +1,4 @@
-//! The server that a run asks.
+//! The server under test.
 
 use axum::http::Uri;
 

@@ -1,4 +1,4 @@
-//! What is wrong with a message.
+//! Errors of messages that cannot be read.
 
 use super::VERSION;
 
@@ -37,7 +37,7 @@ pub enum MessageError {
         field: &'static str,
         /// Its value.
         found: u64,
-        /// What it may be.
+        /// The allowed values.
         expected: &'static str,
     },
     /// An entry of the table has a value that none of the protocol's parties writes.
@@ -49,10 +49,10 @@ pub enum MessageError {
         field: &'static str,
         /// Its value.
         found: u64,
-        /// What it must be.
+        /// The required value.
         expected: String,
     },
-    /// The table ends inside an entry, or goes on after the last one.
+    /// The table ends inside an entry, or has bytes after the last entry.
     #[error("the table of {tensors} tensors does not fill its {table_bytes} bytes")]
     Table {
         /// Tensors by the header.

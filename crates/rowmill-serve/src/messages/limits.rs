@@ -1,4 +1,4 @@
-//! How large a message may be.
+//! Limits on the size of a message.
 
 /// Bounds that a reader checks before it allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

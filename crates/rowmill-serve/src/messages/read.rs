@@ -1,4 +1,4 @@
-//! From a stream of bytes to messages.
+//! Reads messages from a stream of bytes.
 
 use std::io;
 use std::sync::Arc;
@@ -21,11 +21,11 @@ const SINK_BYTES: usize = 16 << 10;
 /// What a stream had to give.
 #[derive(Debug)]
 pub enum Received {
-    /// A message whose every checksum is right.
+    /// A message with correct checksums.
     Message(Message),
-    /// A message that cannot be used. The stream goes on behind it.
+    /// A message that cannot be used. The next message follows in the stream.
     Spoiled {
-        /// What the header says; its checksum is right.
+        /// The header, whose checksum is correct.
         header: Header,
         /// Why it cannot be used.
         cause: SpoiledCause,
@@ -63,7 +63,7 @@ pub(crate) struct PeerMemory {
     pub(crate) lender: Arc<dyn Release>,
 }
 
-/// What a reader puts tensors into, and what it takes.
+/// The memory into which a reader puts tensors, and its limits.
 #[derive(Clone, Debug)]
 pub struct Intake {
     /// Where tensors go.

@@ -1,4 +1,4 @@
-//! Why a request failed.
+//! Statuses of failed requests.
 
 /// The status of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -6,7 +6,7 @@
 pub enum Status {
     /// No failure.
     Ok = 0,
-    /// The message or its tensors are not what the program takes.
+    /// The message or its tensors do not match the program.
     Invalid = 1,
     /// The request cannot meet its deadline.
     Late = 2,

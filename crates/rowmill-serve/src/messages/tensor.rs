@@ -98,7 +98,7 @@ const NAMES: [(DType, &str); 10] = [
 /// A named array, row by row in memory.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    /// What the program calls it.
+    /// Its name in the program.
     pub name: TensorName,
     /// Type of its elements.
     pub dtype: DType,

@@ -1,4 +1,4 @@
-//! From a message to what is written.
+//! Writes a message: the buffers of one vectored write.
 
 use std::io::IoSlice;
 

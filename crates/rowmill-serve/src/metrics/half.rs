@@ -26,7 +26,7 @@ pub(crate) enum Reason {
     Ending,
 }
 
-/// What is counted of one half of a model.
+/// Counters of one half of a model.
 #[derive(Debug, Default)]
 pub(crate) struct HalfMetrics {
     /// Time in the queue.

@@ -1,4 +1,4 @@
-//! What is counted and timed of one model.
+//! Counters and durations of one model.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};

@@ -28,7 +28,7 @@ pub(crate) struct Status {
 /// A model, as the page shows it.
 #[derive(Clone, Debug)]
 pub(crate) struct Shown {
-    /// What is counted of it.
+    /// Its counters.
     pub(crate) metrics: Arc<ModelMetrics>,
     /// Whether it takes requests.
     pub(crate) loaded: Arc<AtomicBool>,

@@ -1,4 +1,4 @@
-//! Arrays that the steps of a plan take and make: contiguous, row by row, in the arena where they are large.
+//! Arrays that steps of a plan take and make: contiguous, in row-major order. Large ones are in the arena.
 
 use crate::messages::SMALL_BYTES;
 use crate::{Arena, Buffer, DType, Failure};

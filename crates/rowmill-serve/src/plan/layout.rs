@@ -1,4 +1,4 @@
-//! Steps that move elements and do not look at them.
+//! Steps that move elements without computing.
 
 use super::array::{Array, Split};
 use super::elementwise::{cast, promote};

@@ -2,7 +2,7 @@
 
 use rowmill_host::Number;
 use rowmill_rows::{FeatureBags, Ragged};
-use rowmill_store::{IdBag, Pooled, Pooling};
+use rowmill_store::{IdBag, Pooled};
 
 use super::array::{Array, count_of};
 use super::step::LookupStep;
@@ -71,13 +71,7 @@ impl Lookup {
         let bag_of = features
             .iter()
             .zip(settings)
-            .map(|(feature, (&is_mean, padding))| IdBag {
-                ids: feature.ids,
-                offsets: &feature.offsets,
-                weights: feature.weights,
-                padding: padding.map(|id| id as u64),
-                pooling: if is_mean { Pooling::Mean } else { Pooling::Sum },
-            })
+            .map(|(feature, (&is_mean, padding))| feature.bag(*padding, is_mean))
             .collect();
         let shape = [bags, self.step.tables.len() * self.tables.dim()];
         if self.step.dtype == DType::Float32 {

@@ -35,7 +35,7 @@ pub(crate) struct Plan {
     outputs: Vec<Output>,
 }
 
-/// A step with what it needs besides values.
+/// A step with its parameters.
 #[derive(Debug)]
 enum Ready {
     Step(Step),
@@ -65,7 +65,7 @@ impl Plan {
     /// The outputs by name, given values that hold the inputs.
     ///
     /// # Errors
-    /// When an input is missing or is not what the plan takes, or the arena has no room.
+    /// When an input is missing or does not match the plan, or the arena has no room.
     pub(crate) fn run(&self, arena: &Arena, given: &Values) -> Result<Values, Failure> {
         let sizes = bind(&self.inputs, given)?;
         let mut values: Values = HashMap::new();

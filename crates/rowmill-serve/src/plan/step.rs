@@ -247,6 +247,24 @@ impl Size {
         }
     }
 
+    /// The name in it and the number that the name stands for, if the size is `actual`; none if it has several names.
+    pub(crate) fn solve(&self, actual: i64) -> Option<(&str, i64)> {
+        match self {
+            Self::Number(_) => None,
+            Self::Name(name) => (actual >= 0).then_some((name, actual)),
+            Self::Expression(how, a, b) => {
+                let ((&Self::Number(number), rest) | (rest, &Self::Number(number))) = (&**a, &**b) else {
+                    return None;
+                };
+                let inner = match how.as_str() {
+                    "+" => actual.checked_sub(number),
+                    _ => actual.checked_div(number).filter(|inner| inner * number == actual),
+                };
+                rest.solve(inner?)
+            }
+        }
+    }
+
     /// The same for a size of a tensor.
     pub(crate) fn of_tensor(&self, sizes: &Sizes) -> Result<usize, Failure> {
         let size = self.evaluate(sizes)?;

@@ -16,7 +16,7 @@ pub(super) struct TransformFile {
     pub(super) way: Way,
 }
 
-/// What the signature calls the three inputs.
+/// The names of the three inputs in the signature.
 #[derive(Debug, Deserialize)]
 pub(super) struct InputNames {
     pub(super) dense: String,

@@ -1,11 +1,11 @@
-//! From raw ids to ids of rows: the 64-bit value, a hash, or its position in a vocabulary.
+//! Maps raw ids to ids of rows: the value itself, a hash, or the position in a vocabulary.
 
 /// Row ids of a vocabulary before its first value: of unknown and of missing values.
 const OUT_OF_VOCABULARY: i64 = 0;
 const MISSING_IN_VOCABULARY: i64 = 1;
 const FIRST_IN_VOCABULARY: i64 = 2;
 
-/// One of the three mappings, with what it needs. Features are columns of ids by their number.
+/// One of the three mappings, with its parameters. Features are columns of ids by their number.
 #[derive(Debug)]
 pub(super) enum RowIds {
     /// The raw id.

@@ -1,4 +1,4 @@
-//! The columns that a client may send in place of a model's inputs.
+//! The raw columns that a client may send instead of the inputs of a model.
 
 use serde::Serialize;
 
@@ -24,7 +24,7 @@ pub enum ColumnKind {
 pub struct ColumnSpec {
     /// Its name, of a history with `.values` or `.offsets` behind it.
     pub name: String,
-    /// What it holds.
+    /// Its kind of values.
     pub kind: ColumnKind,
     /// How often a request gives it.
     pub per: Per,

@@ -1,4 +1,4 @@
-//! The end of a connection that asks: calls with deadlines over one connection, which is made anew when it ends.
+//! The client end of a connection: calls with deadlines. It connects again after the connection has ended.
 
 use std::collections::HashMap;
 use std::io;

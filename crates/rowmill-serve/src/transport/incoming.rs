@@ -1,4 +1,4 @@
-//! A request that has arrived, and the way back for its reply.
+//! A received request, and the path of its reply.
 
 use std::any::Any;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Messages on their way to a peer, and the memory that they lend to it.
+//! Messages that wait to be sent to a peer, and the memory that they lend to it.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -22,7 +22,7 @@ pub(super) struct Item {
     pub(super) hold: Option<Box<dyn Any + Send>>,
 }
 
-/// Where messages are put. It has no bound of its own: the requests in flight have one, and every other message
+/// The queue of messages to send. It needs no bound: the requests in flight are bounded, and every other message
 /// answers or releases a request or a reply.
 #[derive(Clone)]
 pub(super) struct Outbox(mpsc::UnboundedSender<Item>);

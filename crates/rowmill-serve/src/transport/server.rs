@@ -1,4 +1,4 @@
-//! The end of a connection that answers: it accepts connections and hands over their requests.
+//! The server end: accepts connections and passes on their requests.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,4 +1,4 @@
-"""Steps of lookups: of stored rows, and of `torch.nn.Embedding` and `EmbeddingBag`, whose weights become rows."""
+"""Steps for lookups of stored rows, and of `torch.nn.Embedding` and `EmbeddingBag`, whose weights become rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the operators of a part to the steps of its plan."""
+"""Translates the operators of a part into the steps of its plan."""
 
 from __future__ import annotations
 

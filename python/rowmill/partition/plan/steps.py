@@ -37,7 +37,7 @@ class Steps:
         self.parts: dict[tuple[str, int], str] = {}
 
     def name(self, node: fx.Node) -> str:
-        """The value of a node; a weight is a step of its own, when first asked for."""
+        """The name of the value of a node. The first request for a weight adds a step that makes it."""
         if node.name not in self.names:
             if node.name not in self.weights:
                 raise NotNative(f"{node.name}, a {node.op}")

@@ -5,8 +5,12 @@ use rowmill_testkit::Rng64;
 
 use super::*;
 
-const NO_LIMITS: BatchLimits =
-    BatchLimits { batch_requests_max: 1000, batch_rows_max: u32::MAX, queue_requests_max: 100_000 };
+const NO_LIMITS: BatchLimits = BatchLimits {
+    batch_requests_max: 1000,
+    batch_rows_max: u32::MAX,
+    queue_requests_max: 100_000,
+    batches_max: 1,
+};
 
 fn millis(count: u64) -> Duration {
     Duration::from_millis(count)
@@ -26,6 +30,12 @@ fn trained(limits: BatchLimits, now: Instant) -> Batcher<u64> {
     batcher
 }
 
+/// The batch that started first ends `now`.
+fn finish(batcher: &mut Batcher<u64>, now: Instant) {
+    let number = batcher.running.iter().map(|running| running.number).min().unwrap();
+    batcher.finish(number, now);
+}
+
 fn requests(next: &Next<u64>) -> Vec<u64> {
     next.batch.iter().map(|job| job.request).collect()
 }
@@ -40,8 +50,28 @@ fn requests_run_by_deadline_and_then_by_arrival() {
     }
     assert_eq!(requests(&batcher.next(now)), [1, 2]);
     assert!(batcher.next(now).batch.is_empty(), "one batch at a time");
-    batcher.finish(now + millis(1));
+    finish(&mut batcher, now + millis(1));
     assert_eq!(requests(&batcher.next(now + millis(1))), [3, 0]);
+}
+
+#[test]
+fn batches_run_beside_each_other_up_to_their_limit() {
+    let now = Instant::now();
+    let mut batcher = trained(BatchLimits { batch_requests_max: 1, batches_max: 2, ..NO_LIMITS }, now);
+    // A row takes 2 ms: two run at once, the third ends after 4 ms.
+    let margin = batcher.service.margin(1);
+    for request in 0..3 {
+        batcher.offer(now, job(now + millis(5) + margin, 1, request)).unwrap();
+    }
+    let [first, second] = [batcher.next(now), batcher.next(now)];
+    assert_eq!((requests(&first), requests(&second)), (vec![0], vec![1]));
+    assert!(batcher.next(now).batch.is_empty());
+    let fourth = batcher.offer(now, job(now + millis(3), 1, 3)).unwrap_err();
+    assert!(matches!(fourth.refusal, Refusal::Late { queued: 1, .. }), "it would end after 4 ms, too");
+    batcher.finish(second.number, now + millis(2));
+    assert_eq!(requests(&batcher.next(now + millis(2))), [2]);
+    batcher.finish(first.number, now + millis(2));
+    assert!(batcher.is_running());
 }
 
 #[test]
@@ -53,7 +83,7 @@ fn a_batch_of_one_turns_batching_off() {
     }
     for request in 0..3 {
         assert_eq!(requests(&batcher.next(now)), [request]);
-        batcher.finish(now);
+        finish(&mut batcher, now);
     }
 }
 
@@ -74,7 +104,8 @@ fn a_batch_ends_before_its_earliest_deadline() {
 #[test]
 fn refusals_give_their_reason() {
     let now = Instant::now();
-    let limits = BatchLimits { batch_rows_max: 10, batch_requests_max: 1, queue_requests_max: 3 };
+    let limits =
+        BatchLimits { batch_rows_max: 10, batch_requests_max: 1, queue_requests_max: 3, ..NO_LIMITS };
     let mut batcher = trained(limits, now);
     let mut refusal = |left: Duration, rows, request| {
         batcher.offer(now, job(now + left, rows, request)).err().map(|refused| refused.refusal)
@@ -101,7 +132,7 @@ fn an_admitted_request_is_refused_once_it_is_hopeless() {
     batcher.offer(now, job(now + millis(50), 1, 1)).unwrap();
     batcher.offer(now, job(now + millis(1000), 1, 2)).unwrap();
     // The running batch takes 100 ms in place of 2.
-    batcher.finish(now + millis(100));
+    finish(&mut batcher, now + millis(100));
     let next = batcher.next(now + millis(100));
     assert_eq!(requests(&next), [2]);
     assert!(matches!(
@@ -121,9 +152,9 @@ fn a_reserved_place_counts_for_others_and_runs_once_it_is_filled() {
     batcher.offer(now, job(now + millis(40), 1, 2)).unwrap();
     assert_eq!(requests(&batcher.next(now)), [2], "a place that is not filled holds no one up");
     batcher.fill(first, 8, 3).unwrap();
-    batcher.finish(now + millis(2));
+    finish(&mut batcher, now + millis(2));
     assert_eq!(requests(&batcher.next(now + millis(2))), [3]);
-    batcher.finish(now + millis(11));
+    finish(&mut batcher, now + millis(11));
     let second = batcher.reserve(now + millis(18), now + millis(40), 1).unwrap();
     let third = batcher.reserve(now + millis(18), now + millis(50), 1).unwrap();
     batcher.give_up(third);
@@ -147,7 +178,7 @@ fn one_slow_batch_does_not_make_an_idle_device_refuse_for_ever() {
         }
         assert_eq!(requests(&batcher.next(now)), [number]);
         now += millis(if number == 100 { 2000 } else { 5 });
-        batcher.finish(now);
+        finish(&mut batcher, now);
     }
     // The prediction is 204 ms and its margin 399 ms; the trial after as long a rest corrects both.
     assert_eq!(refused, (101..161).collect::<Vec<_>>());
@@ -164,7 +195,7 @@ fn requests_without_hope_take_at_most_half_of_the_time() {
             assert_eq!(requests(&batcher.next(now)), [number]);
             now += millis(20);
             busy += millis(20);
-            batcher.finish(now);
+            finish(&mut batcher, now);
         }
     }
     assert!(busy * 100 <= (now - begin) * 51, "{busy:?} of {:?}", now - begin);
@@ -179,7 +210,8 @@ struct Model {
     waiting: Vec<(Instant, u64, u32)>,
     /// The numbers of those that are reserved, with their places.
     reserved: Vec<(u64, Place)>,
-    running: Option<(Instant, u32)>,
+    /// Number, start and rows.
+    running: Vec<(u64, Instant, u32)>,
     /// When the last batch ended, if requests waited then.
     ended: Option<Instant>,
     last_end: Option<Instant>,
@@ -204,10 +236,17 @@ impl Model {
         self.service.predict(rows)
     }
 
-    /// Batches that run from `at` on: their requests, and the requests that miss.
+    /// When each batch that may run at once ends, and 1 for each; those that do not run can start `now`.
+    fn turns(&self, now: Instant) -> Vec<(Instant, usize)> {
+        let ends = self.running.iter().map(|&(_, started, rows)| (now.max(started + self.time(rows)), 1));
+        let idle = self.limits.batches_max - self.running.len();
+        ends.chain((0..idle).map(|_| (now, 0))).collect()
+    }
+
+    /// Batches that run in these turns: their requests, and the requests that miss.
     fn play(
         &self,
-        mut at: Instant,
+        mut turns: Vec<(Instant, usize)>,
         mut waiting: Vec<(Instant, u64, u32)>,
         newcomer: Option<u64>,
     ) -> (Vec<Vec<u64>>, Vec<u64>) {
@@ -215,7 +254,8 @@ impl Model {
         let (mut batches, mut missed) = (Vec::new(), Vec::new());
         while !waiting.is_empty() {
             let (first_deadline, first, first_rows) = waiting[0];
-            let ahead = batches.len() + usize::from(self.running.is_some());
+            turns.sort();
+            let (at, ahead) = turns[0];
             let margin = |number| self.service.margin(if newcomer == Some(number) { ahead } else { 0 });
             if at + self.time(first_rows) + margin(first) > first_deadline {
                 missed.push(first);
@@ -231,7 +271,7 @@ impl Model {
             };
             let count = (1..=waiting.len()).take_while(|&count| is_batch(count)).last().unwrap();
             let rows = waiting[..count].iter().map(|&(_, _, rows)| rows).sum();
-            at += self.time(rows);
+            turns[0] = (at + self.time(rows), ahead + 1);
             batches.push(waiting.drain(..count).map(|(_, number, _)| number).collect());
         }
         (batches, missed)
@@ -240,17 +280,18 @@ impl Model {
     /// Whether an idle device tries a request that is predicted to miss, when nothing else waits.
     fn tries(&self, now: Instant, deadline: Instant, rows: u32) -> bool {
         let needed = self.time(rows) + self.service.margin(0);
-        self.running.is_none() && deadline > now && self.last_end.is_some_and(|end| end + needed <= now)
+        self.running.is_empty() && deadline > now && self.last_end.is_some_and(|end| end + needed <= now)
     }
 
     fn admits(&self, now: Instant, newcomer: (Instant, u64, u32)) -> bool {
-        let free = self.running.map_or(now, |(started, rows)| now.max(started + self.time(rows)));
-        let met =
-            |waiting: Vec<_>| waiting.len() - self.play(free, waiting.clone(), Some(newcomer.1)).1.len();
+        let turns = self.turns(now);
+        let met = |waiting: Vec<_>| {
+            waiting.len() - self.play(turns.clone(), waiting.clone(), Some(newcomer.1)).1.len()
+        };
         let with: Vec<_> = self.waiting.iter().copied().chain([newcomer]).collect();
         newcomer.2 <= self.limits.batch_rows_max
             && self.waiting.len() < self.limits.queue_requests_max
-            && if self.play(free, with.clone(), Some(newcomer.1)).1.contains(&newcomer.1) {
+            && if self.play(turns.clone(), with.clone(), Some(newcomer.1)).1.contains(&newcomer.1) {
                 self.waiting.is_empty() && self.tries(now, newcomer.0, newcomer.2)
             } else {
                 met(with) > met(self.waiting.clone())
@@ -274,7 +315,10 @@ enum Action {
         fills: bool,
     },
     Next,
-    Finish,
+    /// End one of the batches that run.
+    Finish {
+        which: usize,
+    },
     Pass {
         ms: u64,
     },
@@ -286,7 +330,7 @@ fn action() -> impl Strategy<Value = Action> {
         2 => (0_u64..120, 1_u32..14).prop_map(|(left_ms, rows)| Action::Reserve { left_ms, rows }),
         2 => (0_usize..8, any::<bool>()).prop_map(|(which, fills)| Action::Settle { which, fills }),
         2 => Just(Action::Next),
-        2 => Just(Action::Finish),
+        2 => (0_usize..3).prop_map(|which| Action::Finish { which }),
         2 => (0_u64..40).prop_map(|ms| Action::Pass { ms }),
     ]
 }
@@ -298,12 +342,13 @@ proptest! {
         batch_requests_max in 1_usize..6,
         batch_rows_max in 5_u32..30,
         queue_requests_max in 1_usize..12,
+        batches_max in 1_usize..4,
     ) {
-        let limits = BatchLimits { batch_requests_max, batch_rows_max, queue_requests_max };
+        let limits = BatchLimits { batch_requests_max, batch_rows_max, queue_requests_max, batches_max };
         let mut now = Instant::now();
         let mut batcher = trained(limits, now);
         let mut model =
-            Model { limits, service: batcher.service.clone(), waiting: Vec::new(), reserved: Vec::new(), running: None, ended: None, last_end: None };
+            Model { limits, service: batcher.service.clone(), waiting: Vec::new(), reserved: Vec::new(), running: Vec::new(), ended: None, last_end: None };
         let (mut admitted, mut ended) = (0, 0);
         for (number, action) in (0_u64..).zip(actions) {
             match action {
@@ -345,11 +390,11 @@ proptest! {
                     let next = batcher.next(now);
                     let ran: Vec<u64> = requests(&next);
                     let refused: Vec<u64> = next.refused.iter().map(|refused| refused.job.request).collect();
-                    if model.running.is_none() {
+                    if model.running.len() < batches_max {
                         model.expire(now);
                         let mut filled = model.waiting.clone();
                         filled.retain(|&(_, number, _)| model.is_filled(number));
-                        let (batches, mut missed) = model.play(now, filled, None);
+                        let (batches, mut missed) = model.play(vec![(now, 0)], filled, None);
                         let mut batch = batches.first().cloned().unwrap_or_default();
                         let last = model.waiting.iter().find(|waiting| missed.last() == Some(&waiting.1));
                         let is_trial = batch.is_empty()
@@ -363,7 +408,9 @@ proptest! {
                         prop_assert_eq!(&refused[..], &missed[..refused.len()]);
                         let rows = next.batch.iter().map(|job| job.rows).sum();
                         let started = model.ended.take().unwrap_or(now);
-                        model.running = (!ran.is_empty()).then_some((started, rows));
+                        if !ran.is_empty() {
+                            model.running.push((next.number, started, rows));
+                        }
                         model.waiting.retain(|(_, number, _)| !ran.contains(number) && !refused.contains(number));
                         prop_assert!(!ran.is_empty() || model.waiting.len() == model.reserved.len());
                     } else {
@@ -371,9 +418,10 @@ proptest! {
                     }
                     ended += ran.len() + refused.len();
                 }
-                Action::Finish => {
-                    if model.running.take().is_some() {
-                        batcher.finish(now);
+                Action::Finish { which } => {
+                    if !model.running.is_empty() {
+                        let (ending, ..) = model.running.remove(which % model.running.len());
+                        batcher.finish(ending, now);
                         model.service = batcher.service.clone();
                         model.ended = (model.waiting.len() > model.reserved.len()).then_some(now);
                         model.last_end = Some(now);
@@ -422,7 +470,7 @@ fn met_by_deadline(arrivals: &[Arrival]) -> (usize, usize) {
     while waiting.peek().is_some() || batcher.queued() > 0 || batcher.is_running() {
         if batcher.is_running() && waiting.peek().is_none_or(|arrival| at(arrival.at) >= free_at) {
             now = free_at;
-            batcher.finish(now);
+            finish(&mut batcher, now);
         } else if let Some(arrival) = waiting.next() {
             now = at(arrival.at).max(now);
             refused += usize::from(batcher.offer(now, job(at(arrival.at + arrival.left), 1, 0)).is_err());
@@ -492,7 +540,7 @@ fn overloaded(seed: u64) -> (usize, usize, usize) {
         let arrives = begin + millis(2 * number);
         while takes_at <= arrives {
             if batcher.is_running() {
-                batcher.finish(ends_at);
+                finish(&mut batcher, ends_at);
             }
             let next = batcher.next(takes_at);
             delayed += next.refused.len();

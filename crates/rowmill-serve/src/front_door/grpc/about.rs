@@ -1,4 +1,4 @@
-//! What the protocol tells about a server and its models, as messages.
+//! Metadata of the server and of its models, as messages.
 
 use super::super::model::{Model, TensorSpec};
 use super::super::statistics::{Counted, counted};

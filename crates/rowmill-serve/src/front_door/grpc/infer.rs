@@ -1,4 +1,4 @@
-//! A request to a model: from its message to the reply.
+//! The call `ModelInfer`: from the request message to the reply.
 
 use axum::body::{Body, Bytes};
 use axum::http::HeaderMap;

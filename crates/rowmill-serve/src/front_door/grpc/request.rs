@@ -1,4 +1,4 @@
-//! From a message and its raw tensors to what a model takes.
+//! Converts a message and its raw tensors to the inputs of a model.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub(super) struct Fitting<'m> {
     pub(super) id: String,
     /// What there is.
     pub(super) outputs: Outputs<'m>,
-    /// What the sender wants, by number.
+    /// The requested outputs, by number.
     pub(super) wanted: Vec<usize>,
 }
 

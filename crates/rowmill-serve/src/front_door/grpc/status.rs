@@ -1,4 +1,4 @@
-//! Problems as statuses of gRPC.
+//! Maps problems to statuses of gRPC.
 
 use axum::response::Response;
 use tonic::{Code, Status};

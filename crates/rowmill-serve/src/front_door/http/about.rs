@@ -1,4 +1,4 @@
-//! What the protocol tells about a server and its models, as JSON.
+//! Metadata of the server and of its models, as JSON.
 
 use serde_json::{Map, Value, json};
 

@@ -1,4 +1,4 @@
-//! A request's body, read into the arena.
+//! Reads the body of a request into the arena.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! From a model's outputs to a response.
+//! Converts the outputs of a model to a response.
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};

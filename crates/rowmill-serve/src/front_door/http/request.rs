@@ -1,4 +1,4 @@
-//! From a body to the tensors of a model.
+//! Converts a request body to the inputs of a model.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(super) struct Request<'m> {
     pub(super) options: ReplyOptions<'m>,
 }
 
-/// What the sender wants back.
+/// The requested outputs.
 pub(super) struct ReplyOptions<'m> {
     pub(super) id: Option<String>,
     /// What there is.
