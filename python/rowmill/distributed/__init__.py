@@ -17,9 +17,17 @@ Examples:
 
 from rowmill.distributed._checkpoint.checkpoint import Checkpoint, saved_state, take_lock
 from rowmill.distributed._checkpoint.manifest import CHECKPOINT_FILE, Manifest, write_durable
+from rowmill.distributed._checkpoint.new_checkpoint import NewCheckpoint
+from rowmill.distributed._checkpoint.remote import (
+    PushOfRanks,
+    checkpoints_of_ranks,
+    is_of_ranks_at,
+    restore_ranks,
+)
 from rowmill.distributed._checkpoint.versions import (
     checkpoint_of_ranks,
     drop_version_of_ranks,
+    push_ranks,
     rollback_ranks,
     versions_of_ranks,
 )
@@ -27,13 +35,13 @@ from rowmill.distributed._exchange.exchange import RowsOnWire
 from rowmill.distributed._exchange.traffic import Traffic
 from rowmill.distributed._liveness.watch import Watch
 from rowmill.distributed.collection import Prepared, ShardedCollection
+from rowmill.distributed.cost import Room, Speeds, TableLoad
+from rowmill.distributed.feed import FeedOfRanks
 from rowmill.distributed.pipeline import Pipeline
 from rowmill.distributed.placement import PLACEMENTS, PlacementKind
 from rowmill.distributed.plan import (
     PlacementPlan,
-    Room,
-    Speeds,
-    TableLoad,
+    mean_loads,
     plan_of_ranks,
     plan_placements,
     table_loads,
@@ -48,11 +56,14 @@ __all__ = [
     "STRATEGIES",
     "CacheUse",
     "Checkpoint",
+    "FeedOfRanks",
     "Manifest",
+    "NewCheckpoint",
     "Pipeline",
     "PlacementKind",
     "PlacementPlan",
     "Prepared",
+    "PushOfRanks",
     "Ranks",
     "Room",
     "RowCache",
@@ -64,9 +75,14 @@ __all__ = [
     "Traffic",
     "Watch",
     "checkpoint_of_ranks",
+    "checkpoints_of_ranks",
     "drop_version_of_ranks",
+    "is_of_ranks_at",
+    "mean_loads",
     "plan_of_ranks",
     "plan_placements",
+    "push_ranks",
+    "restore_ranks",
     "rollback_ranks",
     "saved_state",
     "table_loads",

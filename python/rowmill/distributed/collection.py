@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -15,6 +16,9 @@ from rowmill.distributed._exchange.category import category_of
 from rowmill.distributed._exchange.exchange import Exchange, RowsOnWire, check_rows_on_wire
 from rowmill.distributed._exchange.owned_rows import OwnedRows
 from rowmill.distributed._exchange.plan import Asked, LookedUp, Placed, Plan
+from rowmill.distributed.auto import planned
+from rowmill.distributed.cost import Speeds
+from rowmill.distributed.placement import AUTO
 from rowmill.distributed.row_cache import HeldRows, on
 from rowmill.errors import InvalidInput
 from rowmill.nn.collection import check_output_dtype
@@ -25,13 +29,14 @@ from rowmill.ops.exchange import Bags, Unique, rank_sort, recover, weights_backw
 from rowmill.size import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from rowmill.distributed._exchange.chunk import Sent
     from rowmill.distributed._exchange.requests import Requests
     from rowmill.distributed._exchange.traffic import Traffic
     from rowmill.distributed.meter import Meter
     from rowmill.distributed.placement import PlacementSetting
+    from rowmill.distributed.plan import PlacementPlan
     from rowmill.distributed.ranks import Ranks
     from rowmill.distributed.row_cache import CacheUse, Reads, RowCache
     from rowmill.distributed.strategy import Lane, Strategy
@@ -78,8 +83,10 @@ class ShardedCollection(StoredModule):
             must be distinct across stores.
         ranks: The participating ranks.
         strategy: How categories share messages; results are equal.
-        placement: By table name, "rows", "pooled", "whole", "whole:RANK" or "replicated", where "" stands for all other tables. Or one
-            placement for all tables. None: that of the `Checkpoint` that opened the store, else "rows".
+        placement: By table name, "auto", "rows", "pooled", "whole", "whole:RANK" or "replicated", where "" stands for all other
+            tables. Or one placement for all tables. "auto" (default): that of the `Checkpoint` that opened the store; for a
+            new table it is planned from the first batches, see `place`.
+        speeds: Speeds of links and cores from which "auto" plans, or a file for `Speeds.read`; None: the defaults of `Speeds`.
         rows_on_wire: "fp32", or "bf16" to halve the bytes of rows and gradients, rounded to nearest.
         chunk_bytes_max: Rows and gradients above this many bytes are split into messages of whole tables. The next is
             packed while one is sent, and two are in memory at a time. Results are equal.
@@ -96,6 +103,7 @@ class ShardedCollection(StoredModule):
         ranks: Ranks,
         strategy: Strategy = "packed",
         placement: PlacementSetting | None = None,
+        speeds: Speeds | str | os.PathLike[str] | None = None,
         rows_on_wire: RowsOnWire = "fp32",
         chunk_bytes_max: int | str = "64MiB",
         output_dtype: torch.dtype = torch.float32,
@@ -103,10 +111,13 @@ class ShardedCollection(StoredModule):
         super().__init__()
         self.ranks = ranks
 
-        def make() -> tuple[tuple[Plan, list[Lane], int], dict[str, Any]]:
+        def make() -> tuple[tuple[Plan, list[Lane], int, Speeds], dict[str, Any]]:
             check_rows_on_wire(rows_on_wire)
             check_output_dtype(output_dtype)
             plan = Plan(tuple(features), ranks.count, placement)
+            known = speeds if isinstance(speeds, Speeds) else Speeds()
+            if isinstance(speeds, str | os.PathLike):
+                known = Speeds.read(speeds)
             chunk = parse_size(chunk_bytes_max, name="chunk_bytes_max")
             if chunk == 0:
                 raise InvalidInput(
@@ -114,15 +125,16 @@ class ShardedCollection(StoredModule):
                 )
             said = {
                 "the strategy": strategy,
+                "the speeds": known,
                 "the rows on the wire": rows_on_wire,
                 "chunk_bytes_max": chunk,
                 "output_dtype": str(output_dtype),
             }
-            return (plan, plan.lanes(strategy), chunk), said | plan.described()
+            return (plan, plan.lanes(strategy), chunk, known), said | plan.described()
 
-        self._plan, lanes, chunk = ranks.agree(make, "the collection")
-        for table, chosen in self._plan.placements.items():
-            table.store.sharding.chosen[table.name] = str(chosen)
+        plan, lanes, chunk, self._speeds = ranks.agree(make, "the collection")
+        self._setting = placement
+        self._strategy: Strategy = strategy
         number = ranks.whereabouts.begin("collection").number
         of = "" if number == 1 else f" of collection {number}"
         # With gloo, collectives of different kinds never match each other, so the first collection needs no separate group
@@ -130,13 +142,22 @@ class ShardedCollection(StoredModule):
         shared = number == 1 and dist.get_backend(ranks.group) == "gloo"
         there = ranks if shared else ranks.apart()
         self._exchange = Exchange(there, ranks.apart(), of, lanes, rows_on_wire, chunk)
-        self.features = self._plan.features
-        self._features_by_lane = [
-            [f for f in self._plan.by_table if f.place in lane.places]
-            for lane in self._exchange.lanes
-        ]
+        self._use(plan)
+        self.features = plan.features
         self._width = sum(self.dims)
         self._dtype = output_dtype
+
+    def _use(self, plan: Plan) -> None:
+        """Look up by this plan from now on."""
+        self._plan = plan
+        # In place, because exchanges beside this one share the list.
+        self._exchange.lanes[:] = plan.lanes(self._strategy)
+        self._features_by_lane = [
+            [f for f in plan.by_table if f.place in lane.places] for lane in self._exchange.lanes
+        ]
+        for table, chosen in plan.placements.items():
+            if table not in plan.open:
+                table.store.sharding.chosen[table.name] = str(chosen)
 
     def stored_tables(self) -> dict[str, Table]:
         """The tables of this rank's store, as `<table name>.weight`."""
@@ -164,6 +185,69 @@ class ShardedCollection(StoredModule):
     def trained_store(self) -> Store | None:
         """The store of this rank whose rows are trained; None if all stores are read-only."""
         return self._plan.trained
+
+    @property
+    def placements(self) -> dict[str, str]:
+        """The placement of every table by name; "auto" if it is still to be planned."""
+        plan = self._plan
+        return {
+            table.name: AUTO if table in plan.open else str(of)
+            for table, of in plan.placements.items()
+        }
+
+    @property
+    def unplaced(self) -> list[str]:
+        """Names of the tables whose placement is still to be planned."""
+        return [table.name for table in self._plan.open]
+
+    def place(self, batches: Iterable[Any]) -> PlacementPlan | None:
+        """Plan the placements that are still open, a collective. Equal batches give equal plans on every run.
+
+        The first forward plans from its batch, and a `Pipeline` from its first batches. Call this to plan from others.
+        Placements that move rows, which is `whole`, are planned only if a `Checkpoint` opened the store, because a later run
+        must know them, and for tables without rows.
+
+        Args:
+            batches: Batches of this rank as in forward, not prepared. Invalid ones are left out.
+
+        Returns:
+            The plan; None if nothing was open, or if a rank has no valid batch, so that the next call plans.
+
+        Raises:
+            InvalidInput: On every rank, if a rank lacks disk for the whole tables that were fixed on it.
+        """
+        if not self._plan.open:
+            return None
+        plan = Plan(self.features, self.ranks.count, self._setting)
+        if not plan.open or self._strategy == "source-hash":
+            # Another collection has placed the tables; or vectors cannot be sent.
+            self.place_as(dict.fromkeys((table.name for table in plan.open), "rows"))
+            return None
+        valid = [
+            of
+            for of in map(_ragged, batches)
+            if isinstance(of, RaggedBatch) and not isinstance(self.look_up(of).asked, Exception)
+        ]
+        found = planned(
+            self.features,
+            valid,
+            ranks=self.ranks,
+            fixed={
+                table.name: of for table, of in plan.placements.items() if table not in plan.open
+            },
+            speeds=self._speeds,
+            rows_on_wire=self._exchange.rows,
+        )
+        if found is not None:
+            self.place_as(found.placement)
+        return found
+
+    def place_as(self, placement: Mapping[str, str]) -> None:
+        """Give tables whose placements are still open these placements, by name. Every rank must give the same."""
+        plan = Plan(self.features, self.ranks.count, self._setting)
+        names = {table.name: str(of) for table, of in plan.placements.items()}
+        names |= {table.name: placement[table.name] for table in plan.open}
+        self._use(Plan(self.features, self.ranks.count, names))
 
     @property
     def traffic(self) -> Traffic:
@@ -194,7 +278,7 @@ class ShardedCollection(StoredModule):
             ExchangeFailed: On every rank, if one rank could not read its rows.
         """
         if not isinstance(batch, Prepared):
-            batch = self.prepare(batch, self._exchange, training=self.trains_rows)
+            batch = self.ask(batch)
         failure = None
         if batch.training != self.trains_rows:
             modes = ("evaluation", "training")
@@ -223,16 +307,7 @@ class ShardedCollection(StoredModule):
         Args:
             batch: As in forward, but not prepared.
         """
-        # Checked at run time, because other ranks would wait if this rank raised alone.
-        if is_keyed(batch):
-            try:
-                batch = ragged(batch, weighted=batch.weights_or_none() is not None)
-            except Exception as error:
-                batch = error
-        if not isinstance(batch, (RaggedBatch, Exception)):
-            batch = InvalidInput(
-                f"a batch must be a RaggedBatch, got {type(batch).__name__}; an empty batch has offsets [0]"
-            )
+        batch = _ragged(batch)
         if isinstance(batch, Exception):
             return LookedUp(batch, 0, torch.device("cpu"))
         try:
@@ -303,6 +378,7 @@ class ShardedCollection(StoredModule):
 
         It does not depend on the values of rows, so it may run before the backward of an earlier batch.
         """
+        self.place([batch])
         return self.prepare(batch, self._exchange, training=self.trains_rows)
 
     def begin(self, batch: RaggedBatch | Prepared) -> Coming:
@@ -424,7 +500,7 @@ class Coming:
         self._device = prepared.looked.device
         travelling = _Travel.apply(_anchor if prepared.training else None, self)
         assert isinstance(travelling, Tensor)
-        self._travelling = travelling
+        self._travelling: Tensor | None = travelling
 
     def pool(self) -> Tensor:
         """Wait for the rows, and pool bags from them: `output_dtype` [B, sum of dims].
@@ -434,6 +510,9 @@ class Coming:
         """
         out = _Pooled.apply(self._travelling, self, *(bags.weights for bags in self.bags))
         assert isinstance(out, Tensor)
+        # Its backward refers to this object. In a reference cycle, the messages of a step would stay in memory until Python's
+        # garbage collector finds them, which can take many steps.
+        self._travelling = None
         return out.to(self._device)
 
 
@@ -498,6 +577,20 @@ class _Pooled(torch.autograd.Function):
             for wire, of_chunk in zip(ctx.wires, coming.bags, strict=True)
         ]
         return torch.empty(0) if coming.training else None, None, *factors
+
+
+def _ragged(batch: Any) -> RaggedBatch | Exception:
+    """A batch as a forward takes it, or the error that every rank is to raise: other ranks would wait if one raised alone."""
+    if is_keyed(batch):
+        try:
+            return ragged(batch, weighted=batch.weights_or_none() is not None)
+        except Exception as error:
+            return error
+    if isinstance(batch, (RaggedBatch, Exception)):
+        return batch
+    return InvalidInput(
+        f"a batch must be a RaggedBatch, got {type(batch).__name__}; for no samples, pass a RaggedBatch with offsets [0]"
+    )
 
 
 _place_of: Callable[[Placed], int] = attrgetter("place")

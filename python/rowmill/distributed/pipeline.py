@@ -13,6 +13,7 @@ threads still take all batches that they were allowed, because other ranks wait 
 from __future__ import annotations
 
 from contextlib import nullcontext, suppress
+from itertools import islice
 from queue import Empty, SimpleQueue
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -24,7 +25,7 @@ from rowmill.errors import InvalidInput
 from rowmill.size import check_int
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from rowmill.distributed._exchange.exchange import Exchange
     from rowmill.distributed.collection import Prepared, ShardedCollection
@@ -36,6 +37,9 @@ _T = TypeVar("_T")
 
 DEPTH_MAX = 63
 """Largest number of steps by which lookahead can announce a row early."""
+
+PLANNED_BATCHES = 4
+"""Number of batches from which a run plans placements, whatever its depth: equal runs must have equal plans."""
 
 _LOOK_AGAIN_S = 0.01
 
@@ -110,6 +114,13 @@ class Pipeline:
             )
         self._runs = True
         try:
+            if self.collection.unplaced:
+                if self._row_cache is None:
+                    first, batches = _drawn(batches)
+                    self.collection.place(first)
+                else:
+                    # It keeps rows, and vectors are none.
+                    self.collection.place_as(dict.fromkeys(self.collection.unplaced, "rows"))
             held = None
             if self._row_cache is not None:
                 training = self.collection.trains_rows
@@ -118,6 +129,28 @@ class Pipeline:
             yield from run.batches(batches)
         finally:
             self._runs = False
+
+
+def _drawn(
+    batches: Iterable[tuple[RaggedBatch, _T]],
+) -> tuple[list[RaggedBatch], Iterator[tuple[RaggedBatch, _T]]]:
+    """The first batches, and an iterator over all, which raises where drawing one has raised."""
+    stream = iter(batches)
+    first: list[tuple[RaggedBatch, _T]] = []
+    failure: Exception | None = None
+    try:
+        for drawn in islice(stream, PLANNED_BATCHES):
+            first.append(drawn)
+    except Exception as error:
+        failure = error
+
+    def again() -> Iterator[tuple[RaggedBatch, _T]]:
+        yield from first
+        if failure is not None:
+            raise failure
+        yield from stream
+
+    return [batch for batch, _ in first], again()
 
 
 class _Quota:

@@ -28,7 +28,10 @@ PLACEMENTS: tuple[PlacementKind, ...] = get_args(PlacementKind)
 PlacementSetting = str | Mapping[str, str]
 """Placements as a user writes them: by table name, or as text such as "pooled" or "rows,user=whole:1"."""
 
-_FORMS = "rows, pooled, whole, whole:RANK or replicated"
+AUTO = "auto"
+"""Stands for a placement that is planned from the first batches."""
+
+_FORMS = "auto, rows, pooled, whole, whole:RANK or replicated"
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,12 @@ def placements(
     ranks: int,
     known: Mapping[str, str] | None = None,
 ) -> dict[str, Placement]:
-    """The placement of every table.
+    """The placement of every table, without those that are to be planned.
 
     Args:
-        setting: Placements by table name; "" stands for all other tables, which have `rows` without it. Or text: these
-            entries as `name=placement` or just `placement`, separated by commas. None: `known`, else `rows`.
+        setting: Placements by table name; "" stands for all other tables, which have `auto` without it. Or text: these
+            entries as `name=placement` or just `placement`, separated by commas. `auto` is the placement in `known`;
+            other tables are to be planned. None: "auto".
         tables: Names of the tables. Those with `whole` and no rank get ranks 0, 1, ... in this order, by turns.
         ranks: Number of ranks.
         known: Placements that tables have in a checkpoint. `whole` without a rank keeps its rank.
@@ -77,7 +81,7 @@ def placements(
 
     Examples:
         >>> for name, of in placements(
-        ...     "rows,user=whole,item=pooled", ["user", "item", "shop"], 2
+        ...     "rows,user=whole,item=pooled,tag=auto", ["user", "item", "tag", "shop"], 2
         ... ).items():
         ...     print(name, of)
         user whole:0
@@ -93,10 +97,13 @@ def placements(
     known = known or {}
     found: dict[str, Placement] = {}
     for name in tables:
-        before = placement_in(known[name], ranks) if name in known else Placement()
-        text = given.get(name, given.get("", str(before) if setting is None else "rows"))
-        found[name] = _placement(name, text, ranks)
-        if found[name].rank is None and found[name].kind == before.kind:
+        before = placement_in(known[name], ranks) if name in known else None
+        text = given.get(name, given.get("", AUTO))
+        if text != AUTO:
+            found[name] = _placement(name, text, ranks)
+            if before and found[name].rank is None and found[name].kind == before.kind:
+                found[name] = before
+        elif before:
             found[name] = before
     turn = 0
     for name, placement in found.items():
@@ -109,7 +116,10 @@ def placements(
 def table_placements(
     tables: Sequence[Table], ranks: int, setting: PlacementSetting | None
 ) -> dict[Table, Placement]:
-    """The placement of every table: as set here, else as set for the checkpoint that opened its store."""
+    """The placement of every table: as set here, else as set for the checkpoint that opened its store.
+
+    Without those that are to be planned.
+    """
     shardings = [table.store.sharding for table in tables]
     if setting is None:
         setting = next((of.setting for of in shardings if of.setting is not None), None)
@@ -125,7 +135,7 @@ def table_placements(
                 f"placement of table {name!r} must be {text!r}, which its checkpoint or another collection has set, got "
                 f"{str(found[name])!r}: leave it out here, or pass it to Checkpoint.open, which moves rows"
             )
-    return {table: found[table.name] for table in tables}
+    return {table: found[table.name] for table in tables if table.name in found}
 
 
 def placement_in(text: str, ranks: int) -> Placement:
@@ -137,7 +147,8 @@ def placement_in(text: str, ranks: int) -> Placement:
 def check_placements(setting: PlacementSetting) -> None:
     """Raise `InvalidInput` if a placement is invalid whatever the tables and the number of ranks."""
     for name, text in _entries(setting).items():
-        _placement(name, text, None)
+        if text != AUTO:
+            _placement(name, text, None)
 
 
 def _entries(setting: PlacementSetting | None) -> dict[str, str]:

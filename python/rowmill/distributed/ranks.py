@@ -53,6 +53,13 @@ class Ranks:
         self._timeout_s = timeout_s
         self._cores = os.sched_getaffinity(0)
         self.whereabouts = Whereabouts(self.group)
+        self.stop_asked = False
+        """Whether a rank asked to stop; equal on all ranks after each `mean` and `total`."""
+        self._asks_to_stop = False
+
+    def ask_to_stop(self) -> None:
+        """Set `stop_asked` on all ranks with the next `mean` or `total`. Any rank may call it at any time, also in a signal handler."""
+        self._asks_to_stop = True
 
     def apart(self, *, backend: str | None = None, timeout_s: float | None = None) -> "Ranks":
         """The same ranks with another process group, for independent collectives in the same thread.
@@ -120,14 +127,19 @@ class Ranks:
                 if first.get(name) != other.get(name):
                     raise InvalidInput(
                         f"ranks disagree on {what}, {name}: rank 0 has {first.get(name)!r}, "
-                        f"rank {rank} has {other.get(name)!r}"
+                        f"rank {rank} has {other.get(name)!r}; it must be equal on all ranks"
                     )
         assert made is not None
         return made
 
-    def gather(self, value: Any) -> list[Any]:
-        """Gather a picklable value from every rank: a list in the order of ranks."""
-        call = self.whereabouts.begin("gather")
+    def gather(self, value: Any, name: str | None = None) -> list[Any]:
+        """Gather a picklable value from every rank: a list in the order of ranks.
+
+        Args:
+            value: The value of this rank.
+            name: Name of the call in errors; None: its number.
+        """
+        call = self.whereabouts.begin("gather", name=name)
         mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         sizes = [int(size) for size in self._gather(torch.tensor([len(mine)]), call)]
         padded = mine.new_zeros(max(sizes))
@@ -137,6 +149,16 @@ class Ranks:
             pickle.loads(values[:size].numpy().tobytes())
             for values, size in zip(found, sizes, strict=True)
         ]
+
+    def stack(self, mine: Tensor) -> Tensor:
+        """Gather a tensor of equal shape and dtype from every rank: `[ranks, ...]`, without a gradient.
+
+        Args:
+            mine: The tensor of this rank, on the CPU.
+        """
+        call = self.whereabouts.begin("gather")
+        flat = mine.detach().contiguous().view(-1)
+        return self._gather(flat, call).view(self.count, *mine.shape)
 
     def _gather(self, mine: Tensor, call: Call) -> Tensor:
         """Gather tensors of equal size, concatenated in the order of ranks."""
@@ -171,9 +193,11 @@ class Ranks:
     def _sum(self, what: str, mine: Tensor) -> float:
         # A mean may meet a total of another rank in the same collective, so each sends which one it is.
         call = self.whereabouts.begin("sum", name=self.whereabouts.begin(what).name)
-        both = torch.stack([mine.cpu().double(), torch.tensor(float(what == "mean")).double()])
-        self.wait(dist.all_reduce(both, group=self.group, async_op=True), call)
-        value, means = float(both[0]), int(both[1])
+        flags = torch.tensor([what == "mean", self._asks_to_stop]).double()
+        sums = torch.cat([mine.cpu().double().view(1), flags])
+        self.wait(dist.all_reduce(sums, group=self.group, async_op=True), call)
+        value, means, asked = float(sums[0]), int(sums[1]), int(sums[2])
+        self.stop_asked = asked > 0
         if means not in (0, self.count):
             raise ExchangeFailed(
                 f"ranks are in different calls: of {self.count} ranks {means} take a mean and the others a total; make "

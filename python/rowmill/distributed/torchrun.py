@@ -211,7 +211,7 @@ def _all_can(
     for rank, (other, _, _) in enumerate(said):
         if other != said[0][0]:
             raise InvalidInput(
-                f"ranks disagree on the backend: rank 0 has {said[0][0]!r}, rank {rank} has {other!r}"
+                f"ranks disagree on the backend: rank 0 has {said[0][0]!r}, rank {rank} has {other!r}; it must be equal on all ranks"
             )
 
 

@@ -254,8 +254,14 @@ def data_parallel_bf16(rank: int) -> None:
         for r, other in enumerate(alone):
             backward(r, step, other)
         for found, first, second in zip(*map(gradients, (model, *alone)), strict=True):
-            halves = [one.bfloat16() / SIZE for one in (first, second)]
-            assert torch.equal(found, (halves[0] + halves[1]).float())
+            halves = [(one.bfloat16() / SIZE).float() for one in (first, second)]
+            exact = halves[0] + halves[1]
+            rounded = exact.bfloat16().float()
+            # Without AVX-512, oneCCL drops the lower half of a sum.
+            cut = (exact.view(torch.int32) >> 16 << 16).view(torch.float32)
+            assert torch.equal(found, rounded) or (
+                dist.get_backend() == "oneccl" and torch.equal(found, cut)
+            )
 
 
 def late(rank: int) -> None:

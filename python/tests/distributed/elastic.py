@@ -6,7 +6,6 @@ Processes are forked from one that has imported torch, so starting one takes a m
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import resource
 import signal
@@ -26,8 +25,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import rowmill
 from python.tests.distributed.tables import batch_of, part_of, tables_of
+from python.tests.warm import fork_server
 from rowmill import RaggedBatch
 from rowmill.distributed import Checkpoint, Pipeline, Ranks, ShardedCollection, Watch
+from rowmill.distributed._checkpoint import checkpoint as checkpoints
+from rowmill.distributed._checkpoint import room
 from rowmill.distributed._checkpoint.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -35,8 +37,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
     from pathlib import Path
 
-_FORKING = multiprocessing.get_context("forkserver")
-_FORKING.set_forkserver_preload(["torch.distributed", "rowmill.distributed"])
+_FORKING = fork_server()
 
 
 class Run:
@@ -229,9 +230,28 @@ def counters_of(store: rowmill.Store) -> dict[str, list[int]]:
     return {name: [figures["steps"], figures["births"]] for name, figures in tables.items()}
 
 
-def look(ranks: Ranks, folder: Path, said: Path, *, placement: str | None = None) -> dict[str, Any]:
-    """Rows and counters right after the checkpoint was opened."""
+def look(
+    ranks: Ranks,
+    folder: Path,
+    said: Path,
+    *,
+    placement: str | None = None,
+    dies_at: int | None = None,
+) -> dict[str, Any]:
+    """Rows and counters right after the checkpoint was opened.
+
+    With `dies_at`, rank 1 is killed when it has taken over the rows of as many parts.
+    """
     checkpoint = Checkpoint(folder / "run", ranks=ranks)
+    if ranks.rank == 1 and dies_at is not None:
+        changes = checkpoint._changes
+
+        def until_killed(manifest: Manifest, number: int, epoch: int) -> Any:
+            if number == dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return changes(manifest, number, epoch)
+
+        checkpoint._changes = until_killed
     with checkpoint.open(memory="16MiB", placement=placement) as store:
         rows = rows_of(store)
         return {"rows": rows, "counters": counters_of(store), "number": checkpoint.number}
@@ -381,6 +401,12 @@ def bad(ranks: Ranks, folder: Path, said: Path, *, what: str) -> dict[str, Any]:
             options["placement"] = "user=whole:1"
         if what == "placement":
             options["placement"] = "user=whole:9"
+        if what in ("no disk", "no memory"):
+            options["placement"] = "user=whole:1"
+        if what == "no disk" and last:
+            checkpoints.disk_of = full_disk
+        if what == "no memory":
+            room.INDEX_BYTES = 1 << 20
         if what == "option":
             options["read_only"] = True
         with checkpoint.open(memory="16MiB", **options) as store:
@@ -409,6 +435,11 @@ def bad(ranks: Ranks, folder: Path, said: Path, *, what: str) -> dict[str, Any]:
     except Exception as error:
         return {"error": type(error).__name__, "message": str(error)}
     return {"error": None}
+
+
+def full_disk(_: Path) -> tuple[tuple[str, int], int]:
+    """A disk of this rank alone with 100 bytes."""
+    return ("full", 0), 100
 
 
 def _raise_full(**_: Any) -> Any:

@@ -5,10 +5,12 @@ A process runs many jobs, each with its own process group, because importing tor
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
 import traceback
+import weakref
 from dataclasses import asdict
 from itertools import islice, pairwise
 from pathlib import Path
@@ -21,6 +23,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 import rowmill
+from python.tests.distributed.auto import auto_placed, without_room
 from python.tests.distributed.converted import train_converted, wrong_conversion
 from python.tests.distributed.placed import bags, placed_weights, planned_bags
 from python.tests.distributed.tables import (
@@ -247,7 +250,8 @@ def external(ranks: Ranks, folder: Path, shared: bool, **settings: Any) -> dict[
 
 
 def held_by_messages(ranks: Ranks, folder: Path, **settings: Any) -> dict[str, Any]:
-    """Train one step on 20 tables of 2000 rows each; returns the bytes of message buffers."""
+    """Train one step on 20 tables of 2000 rows each; returns the bytes of message buffers, and what is alive afterwards."""
+    gc.disable()
     store = rowmill.open(folder / f"store-{ranks.rank}", memory="64MiB", threads=1, seed=7)
     sgd = rowmill.optim.SGD(lr=0.1)
     tables = [store.table(f"t{n}", dim=4, optimizer=sgd) for n in range(20)]
@@ -259,8 +263,13 @@ def held_by_messages(ranks: Ranks, folder: Path, **settings: Any) -> dict[str, A
     pooled.sum().backward()
     rounds = collection.traffic.rounds["rows"]
     assert collection.traffic.rounds["gradients"] == rounds
+    node: Any = pooled.grad_fn
+    coming, sums = weakref.ref(node.coming), pooled.sum(dim=1).tolist()
+    del node, pooled
+    alive = coming() is not None
+    gc.enable()
     store.close()
-    return {"bytes": collection.bytes_held, "rounds": rounds, "pooled": pooled.sum(dim=1).tolist()}
+    return {"bytes": collection.bytes_held, "rounds": rounds, "pooled": sums, "alive": alive}
 
 
 def wrong(ranks: Ranks, folder: Path, what: str, **settings: Any) -> dict[str, Any]:
@@ -544,6 +553,8 @@ JOBS = {
     "bags": bags,
     "placed_weights": placed_weights,
     "planned_bags": planned_bags,
+    "auto_placed": auto_placed,
+    "without_room": without_room,
     "train_converted": train_converted,
     "wrong_conversion": wrong_conversion,
     "wrong": wrong,
@@ -579,6 +590,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         return JOBS[job["name"]](Ranks(timeout_s=job["timeout_s"]), folder, **arguments)
     finally:
         dist.destroy_process_group()
+        # Reference cycles keep groups, each of whose threads wakes up 100 times a second.
+        gc.collect()
 
 
 if __name__ == "__main__":

@@ -259,6 +259,23 @@ def test_an_interrupted_takeover_starts_again(tmp_path: Path) -> None:
         assert rows_of(Run("look", tmp_path, count=count).results()) == before
 
 
+def test_a_rank_killed_while_it_takes_over_rows_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    Run("train", tmp_path, count=3, until=EVERY, every=EVERY).results()
+    before = rows_of(Run("look", tmp_path, count=3).results())
+    moves: list[dict[str, Any]] = [
+        {"count": 2, "dies_at": 1},
+        {"count": 3, "dies_at": 2, "placement": "pooled,user=whole"},
+    ]
+    for move in moves:
+        run = Run("look", tmp_path, **move)
+        ended = run.end(timeout_s=30)
+        assert ended[1] == -signal.SIGKILL
+        assert [code for rank, code in enumerate(ended) if rank != 1] == [1] * (len(ended) - 1)
+        assert "RankLost" in run.error(0), run.error(0)
+        assert rows_of(Run("look", tmp_path, count=3).results()) == before
+    assert rows_of(Run("look", tmp_path, count=2).results()) == before
+
+
 def test_rows_are_taken_over_in_bounded_memory(tmp_path: Path) -> None:
     # 160 MB of rows, on ranks with 32 MiB of memory each.
     rows = 160_000
@@ -326,6 +343,12 @@ def save_two(folder: Path) -> Path:
             "rank 0: placement of table 'user' must be 'rows', which its checkpoint or another collection has set, got "
             "'whole:1': leave it out here",
         ),
+        (
+            "no disk",
+            2,
+            r"rank 1 has 100 B of disk, but its tables take .* with user whole on it: give it more",
+        ),
+        ("no memory", 2, r"rank 0 has 16.0 MiB of memory for indexes, but its tables take "),
         ("option", 2, "read_only is set by the checkpoint"),
         ("full", 2, "rank 1: no space left"),
     ],
@@ -339,6 +362,8 @@ def test_all_ranks_raise_the_error_of_a_checkpoint(
     first = results[0]["message"]
     assert all(result == results[0] for result in results)
     assert re.match(message, first), first
+    if what in ("no disk", "no memory"):
+        assert not (folder / "parts-2").exists(), "the room is checked before a row moves"
 
 
 def spoil(folder: Path, what: str, tmp_path: Path) -> None:

@@ -156,5 +156,5 @@ def test_ranks_agree_on_the_prefetch_depth(processes: Processes, tmp_path: Path)
     results = processes.run("unequal_pipelines", tmp_path, count=2)
     for result in results:
         assert result["message"] == (
-            "ranks disagree on the pipeline, the depth: rank 0 has 2, rank 1 has 3"
+            "ranks disagree on the pipeline, the depth: rank 0 has 2, rank 1 has 3; it must be equal on all ranks"
         )

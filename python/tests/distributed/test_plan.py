@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rowmill.distributed import PlacementPlan, Room, Speeds, TableLoad, plan_placements
-from rowmill.distributed.plan import bytes_one_way
+from rowmill.distributed.cost import bytes_one_way
 from rowmill.errors import InvalidInput
 
 if TYPE_CHECKING:

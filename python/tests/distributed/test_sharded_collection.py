@@ -76,8 +76,20 @@ REPLICATED = {
 }
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("count", "placement"),
+    [
+        pytest.param(
+            count,
+            placement,
+            id=f"{count}-{name}",
+            # Many ranks share two cores.
+            marks=pytest.mark.long if count > 2 and name != "all kinds" else (),
+        )
+        for count in (1, 2, 3, 4)
+        for name, placement in PLACEMENTS.items()
+    ],
+)
 def test_every_placement_trains_as_one_rank_does(
     processes: Processes, tmp_path: Path, alone: dict[str, Any], count: int, placement: str
 ) -> None:
@@ -99,7 +111,13 @@ def test_every_placement_trains_as_one_rank_does(
     assert results[0]["rounds"] == rounds
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
+@pytest.mark.parametrize(
+    "placement",
+    [
+        pytest.param(placement, id=name, marks=() if name == "all kinds" else pytest.mark.long)
+        for name, placement in PLACEMENTS.items()
+    ],
+)
 def test_placements_give_equal_bits_with_every_strategy_chunk_and_pipeline(
     processes: Processes, tmp_path: Path, placement: str
 ) -> None:
@@ -175,8 +193,8 @@ def test_weights_of_bags_pooled_at_owners_equal_those_of_rows(
             for got, wanted in zip(result[placement], result["rows"], strict=True):
                 assert got == pytest.approx(wanted, rel=1e-5, abs=1e-6)
         assert result["refused"].startswith(
-            "rank 0: weights with gradients need the rows where bags are, but table 'user' of feature 'user' has "
-            "placement 'pooled'"
+            'rank 0: weights of ids get gradients only with placement "rows" or "replicated", but table '
+            "'user' of feature 'user' has 'pooled'"
         )
 
 
@@ -289,6 +307,10 @@ def test_message_buffers_hold_at_most_two_chunks(processes: Processes, tmp_path:
         assert one["rounds"] == 1
         assert other["rounds"] > 5
         assert other["pooled"] == one["pooled"]
+        assert not one["alive"], (
+            "a step must free its requests and gradients without the garbage collector"
+        )
+        assert not other["alive"]
         for leg in ("rows out", "rows in", "gradients out", "gradients in"):
             # Buffers are allocated with 1/4 extra.
             assert 0 < other["bytes"][leg] <= 2 * 1.25 * 100 * 1024 < one["bytes"][leg], leg
@@ -412,11 +434,11 @@ def test_rows_of_another_model_are_read_only(
         ),
         (
             "placement",
-            "ranks disagree on the collection, the placement of table 'user': rank 0 has 'rows', rank 2 has 'pooled'",
+            "ranks disagree on the collection, the placement of table 'user': rank 0 has 'auto', rank 2 has 'pooled'",
         ),
         (
             "placement kind",
-            "rank 2: placement of table 'user' must be rows, pooled, whole, whole:RANK or replicated, got 'split'",
+            "rank 2: placement of table 'user' must be auto, rows, pooled, whole, whole:RANK or replicated, got 'split'",
         ),
         (
             "placement rank",
@@ -475,5 +497,5 @@ def test_a_missing_rank_is_an_error_after_the_timeout(processes: Processes, tmp_
     results = processes.run("silent", tmp_path, count=2, timeout_s=2.0)
     assert [result["error"] for result in results] == ["RankLost", None]
     assert results[0]["message"] == (
-        "rank 0 in forward 1 got no answer from rank 1, which ended, hangs, or makes no more calls; start all ranks again"
+        "rank 0 in the plan of placements got no answer from rank 1, which ended, hangs, or makes no more calls; start all ranks again"
     )

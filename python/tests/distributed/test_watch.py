@@ -43,7 +43,10 @@ def test_a_rank_that_hangs_is_detected(tmp_path: Path) -> None:
     os.kill(pid, signal.SIGKILL)
     # Its connections stay open, so the other rank cannot leave its collective.
     assert run.end()[0] == 70
-    said = "rank 0 ends: rank 1 was lost in step 7: it sent no message for 1 s"
+    said = (
+        "rank 0 ends: no message passed between ranks 0 and 1 for 1 s: the link between them is down, or one of them "
+        "hangs (rank 1 was in step 7)"
+    )
     assert said in run.error(0)
 
 

@@ -32,6 +32,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rowmill import _core, store
 from rowmill.distributed._checkpoint.manifest import Manifest, write_durable
+from rowmill.distributed._checkpoint.remote import PushOfRanks
+from rowmill.distributed._checkpoint.room import check_room, disk_of, rows_of
 from rowmill.distributed._exchange.category import category_of
 from rowmill.distributed.placement import check_placements, placement_in, placements
 from rowmill.errors import (
@@ -42,17 +44,21 @@ from rowmill.errors import (
     StoreMissing,
 )
 from rowmill.nn import dense_state_dict, load_dense_state_dict
+from rowmill.size import parse_size
 from rowmill.store.sharding import Sharding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from rowmill.distributed.cost import TableLoad
     from rowmill.distributed.placement import PlacementSetting
     from rowmill.distributed.ranks import Ranks
+    from rowmill.store.eviction import TableRules
     from rowmill.store.store import Store
     from rowmill.store.versions import NewVersion
 
-_PART = "rowmill.distributed"
+PART = "rowmill.distributed"
+"""Name of the attachment that says of which checkpoint a store is a part, and of which rank."""
 _CLEARED = r"parts-\d+|(state-\d+\.pt|version-\d+\.json)(\.new)?"
 """Names of the files and folders that a save may remove."""
 _T = TypeVar("_T")
@@ -89,7 +95,7 @@ class Checkpoint:
         self.folder = Path(folder)
         if (dist.get_rank(), dist.get_world_size()) != (ranks.rank, ranks.count):
             raise InvalidInput(
-                "ranks does not match torch.distributed, which was initialized again: create Ranks anew"
+                "ranks does not match torch.distributed, which was initialized again since: create a new Ranks()"
             )
         # Parts differ in size, so waits are longer than in an exchange.
         self._ranks = ranks.apart(backend="gloo", timeout_s=timeout_s)
@@ -113,18 +119,25 @@ class Checkpoint:
         return None if self._manifest is None else self._manifest.position
 
     def open(
-        self, *, seed: int = 0, placement: PlacementSetting | None = None, **options: Any
+        self,
+        *,
+        seed: int = 0,
+        placement: PlacementSetting | None = None,
+        memory: int | str = "2GiB",
+        **options: Any,
     ) -> Store:
         """Open this rank's store at the last checkpoint, or create it.
 
         Args:
             seed: Seed of the initializers, fixed when the first store is created.
             placement: As for `ShardedCollection`, which uses it for tables of this store. If the checkpoint has other
-                placements, rows move to the ranks that keep them now. None: those of the checkpoint.
-            options: Options of `rowmill.open`, such as `memory`; not `at`, `create` or `read_only`.
+                placements, rows move to the ranks that keep them now. None or "auto": those of the checkpoint.
+            memory: Memory budget of this rank's store.
+            options: Other options of `rowmill.open`; not `at`, `create` or `read_only`.
 
         Raises:
-            InvalidInput: On every rank, if ranks see different folders or checkpoints, or have different seeds.
+            InvalidInput: On every rank, if ranks see different folders or checkpoints, or have different seeds; or if a
+                rank, which is named, lacks memory or disk for rows that would move to it: then none has moved.
             ExchangeFailed: On every rank, if one rank could not open its part.
         """
         for option in ("at", "create", "read_only"):
@@ -149,10 +162,13 @@ class Checkpoint:
         self._run = self._ranks.gather(drawn)[0]
         # Compare the contents of LOCK: empty folders without a manifest look equal even if they are different folders.
         self._together(self._check_folder)
+        if self._manifest is not None and self._moves(self._manifest, sharding):
+            self._check_sizes(self._manifest, options.get("alter") or {})
+            self._check_room(self._manifest, sharding, memory)
         opened: list[Store] = []
 
         def make() -> tuple[Store, dict[str, Any]]:
-            opened.append(self._open_part(seed, sharding, options))
+            opened.append(self._open_part(seed, sharding, {**options, "memory": memory}))
             return self._fill(opened[0]), {}
 
         try:
@@ -196,7 +212,7 @@ class Checkpoint:
         # Measured metrics may differ between ranks, and all must keep the same versions.
         version = self._ranks.gather(version)[0]
         epoch = self._together(
-            lambda: mine.prepare(attachments={**(attachments or {}), _PART: part}, version=version)[
+            lambda: mine.prepare(attachments={**(attachments or {}), PART: part}, version=version)[
                 "epoch"
             ]
         )
@@ -233,6 +249,29 @@ class Checkpoint:
             self._clear()
         return number
 
+    def to_push(
+        self, url: str, *, keep: int = 3, files: Mapping[str, Path] | None = None
+    ) -> PushOfRanks:
+        """The copy of the last checkpoint to a URL: call its `run`, on every rank, here or in another thread.
+
+        Each rank copies its own part. `rowmill.distributed.restore_ranks` makes a folder of a checkpoint at the URL.
+
+        Args:
+            url: As of `Store.push`, for this run alone.
+            keep: Number of checkpoints to keep there.
+            files: Further files of the folder that belong to the checkpoint, by name.
+
+        Raises:
+            InvalidInput: There is no checkpoint yet.
+        """
+        manifest = self._manifest
+        if manifest is None:
+            raise InvalidInput("there is no checkpoint to push: call save() first")
+        # The next save removes the file, which stays readable while it is open.
+        first = self._ranks.rank == 0
+        state = state_file(self.folder, manifest.number).open("rb") if first else None
+        return PushOfRanks(manifest, state, files or {}, url=url, keep=keep)
+
     def restore(
         self,
         model: nn.Module | None = None,
@@ -267,7 +306,7 @@ class Checkpoint:
             if other:
                 raise InvalidInput(
                     f"the checkpoint in {self.folder} is of another model: it has tables {sorted(manifest.tables)}, "
-                    f"this run has {mine.table_names()}"
+                    f"this run has {mine.table_names()}; create the same tables, or use another folder"
                 )
             state = saved_state(self.folder, manifest)
             if adapted is not None:
@@ -280,7 +319,8 @@ class Checkpoint:
             except (RuntimeError, ValueError, TypeError, KeyError) as error:
                 what = " ".join(str(error).split())
                 raise InvalidInput(
-                    f"the checkpoint in {self.folder} is of another model: {what}"
+                    f"the checkpoint in {self.folder} is of another model: {what}; create the same model and optimizer, or "
+                    "use another folder"
                 ) from error
             if len(manifest.epochs) == self._ranks.count:
                 torch.set_rng_state(state["random"][self._ranks.rank])
@@ -295,10 +335,11 @@ class Checkpoint:
         if setting is not None:
             check_placements(setting)
         if manifest is None:
-            return Sharding(setting)
+            return Sharding(setting, kept=True)
         known = {name: manifest.placements.get(name, "rows") for name in manifest.tables}
         found = placements(setting, manifest.tables, self._ranks.count, known)
-        return Sharding(setting, {name: str(placement) for name, placement in found.items()})
+        chosen = {name: str(placement) for name, placement in found.items()}
+        return Sharding(setting, chosen, kept=True)
 
     def _moves(self, manifest: Manifest, sharding: Sharding) -> bool:
         """Whether rows move to other ranks before this run begins."""
@@ -309,25 +350,72 @@ class Checkpoint:
             for name, text in sharding.chosen.items()
         )
 
+    def _check_sizes(self, manifest: Manifest, alter: Mapping[str, TableRules]) -> None:
+        """Raise on every rank if tables get another number of ids: rows move with the number that the checkpoint has."""
+        ranks = self._ranks.count
+
+        def look() -> None:
+            tables = self._changes(manifest, 0, manifest.epochs[0]).tables()
+            sizes = {table["name"]: table["dense_rows"] for table in tables}
+            grown = [
+                name for name, of in alter.items() if sizes.get(name, of.num_rows) != of.num_rows
+            ]
+            if grown:
+                raise InvalidInput(
+                    f"the number of ids of table {grown[0]!r} changes, and its rows would also move to other ranks, from "
+                    f"{len(manifest.epochs)} to {ranks} or by another placement: continue with the ranks and placements of the "
+                    "checkpoint, then resume with others"
+                )
+
+        self._together(look)
+
+    def _check_room(self, manifest: Manifest, sharding: Sharding, memory: int | str) -> None:
+        """Raise on every rank, before a row moves, if a rank lacks memory or disk for the rows that it keeps now."""
+
+        def look() -> list[TableLoad]:
+            # One rank reads the parts, because each is opened for it.
+            parts = manifest.epochs if self._ranks.rank == 0 else []
+            copied = {name for name, of in manifest.placements.items() if of == "replicated"}
+            return rows_of(
+                spec
+                for number, epoch in enumerate(parts)
+                for spec in self._changes(manifest, number, epoch).tables()
+                if number == 0 or spec["name"] not in copied
+            )
+
+        rows, ranks = self._together(look), self._ranks.count
+        room = self._together(lambda: (parse_size(memory), disk_of(self.folder)))
+        said = self._ranks.gather((rows, *room))
+        placed = {name: placement_in(text, ranks) for name, text in sharding.chosen.items()}
+        check_room(said[0][0], placed, [of for _, of, _ in said], [of for _, _, of in said])
+
+    def _changes(self, manifest: Manifest, number: int, epoch: int) -> _core.Changes:
+        """All rows of the part of a rank."""
+        folder = part_folder(self.folder, manifest.generation, number)
+        try:
+            return _core.Changes.open(str(folder), 0, epoch)
+        except StoreMissing as error:
+            raise self._lacks(number, folder) from error
+
     def _open_part(self, seed: int, sharding: Sharding, options: dict[str, Any]) -> Store:
         manifest, rank = self._manifest, self._ranks.rank
         if manifest is None:
             self._generation = 1
-            part = store.open(self._part_folder(1, rank), at=0, seed=seed, **options)
+            part = store.open(part_folder(self.folder, 1, rank), at=0, seed=seed, **options)
         elif self._moves(manifest, sharding):
             self._generation = manifest.generation + 1
             # Opening at 0 discards a part that an earlier run prepared here without writing its manifest.
-            folder = self._part_folder(self._generation, rank)
+            folder = part_folder(self.folder, self._generation, rank)
             part = store.open(folder, at=0, seed=manifest.seed, **options)
         else:
             self._generation = manifest.generation
-            folder = self._part_folder(manifest.generation, rank)
+            folder = part_folder(self.folder, manifest.generation, rank)
             try:
                 part = store.open(folder, at=manifest.epochs[rank], create=False, **options)
             except StoreMissing as error:
                 raise self._lacks(rank, folder) from error
             try:
-                self._check_part(manifest, rank, part.attachment(_PART))
+                self._check_part(manifest, rank, part.attachment(PART))
             except Exception:
                 part.close()
                 raise
@@ -340,12 +428,8 @@ class Checkpoint:
         if manifest is None or self._generation == manifest.generation:
             return mine
         for number, epoch in enumerate(manifest.epochs):
-            folder = self._part_folder(manifest.generation, number)
-            try:
-                part = _core.Changes.open(str(folder), 0, epoch)
-            except StoreMissing as error:
-                raise self._lacks(number, folder) from error
-            self._check_part(manifest, number, part.attachment(_PART))
+            part = self._changes(manifest, number, epoch)
+            self._check_part(manifest, number, part.attachment(PART))
             counters = number % ranks.count == ranks.rank
             keepers = {
                 name: ("copied", 0)
@@ -359,7 +443,7 @@ class Checkpoint:
     def _check_part(self, manifest: Manifest, rank: int, carried: bytes | None) -> None:
         said = None if carried is None else json.loads(carried)
         if said != {"id": manifest.id, "rank": rank}:
-            folder = self._part_folder(manifest.generation, rank)
+            folder = part_folder(self.folder, manifest.generation, rank)
             raise CheckpointMissing(
                 f"{folder} is not a part of checkpoint {manifest.number} in {self.folder}: it belongs to {said}, but parts "
                 "and CHECKPOINT must come from one run; restore the whole folder from a copy"
@@ -390,9 +474,6 @@ class Checkpoint:
                 f"{self.folder} is not the folder of rank 0: its LOCK lacks the id that rank 0 wrote; give all ranks "
                 "one shared folder"
             )
-
-    def _part_folder(self, generation: int, rank: int) -> Path:
-        return self.folder / f"parts-{generation}" / str(rank)
 
     def _clear(self) -> None:
         """Remove states, parts and versions that are not kept, and those of checkpoints that were never complete."""
@@ -453,9 +534,16 @@ def saved_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
             f"checkpoint {manifest.number} in {folder} lacks {path.name}: restore the whole folder from a copy"
         ) from None
     if (len(content), crc32(content)) != (manifest.state_bytes, manifest.state_crc):
-        raise StoreCorrupt(f"{path} is damaged: it does not match its checksum in CHECKPOINT")
+        raise StoreCorrupt(
+            f"{path} is damaged: it does not match its checksum in CHECKPOINT; restore the whole folder from a copy"
+        )
     # Load to the CPU, so that a checkpoint saved with GPUs opens without; loading then copies to the model's device.
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+
+def part_folder(folder: Path, generation: int, rank: int) -> Path:
+    """The folder of the store of a rank."""
+    return folder / f"parts-{generation}" / str(rank)
 
 
 def state_file(folder: Path, number: int) -> Path:
@@ -482,17 +570,22 @@ def take_lock(folder: Path) -> _core.FolderLock:
         ) from None
 
 
+def pack_state(state: Mapping[str, Any]) -> bytes:
+    """The content of a state file, as `saved_state` returns it."""
+    torch.save(dict(state), buffer := io.BytesIO())
+    return buffer.getvalue()
+
+
 def _packed(
     model: nn.Module | None, optimizer: torch.optim.Optimizer | None, random: list[torch.Tensor]
 ) -> bytes:
-    buffer = io.BytesIO()
-    state = {
-        "model": None if model is None else dense_state_dict(_dense(model)),
-        "optimizer": None if optimizer is None else optimizer.state_dict(),
-        "random": random,
-    }
-    torch.save(state, buffer)
-    return buffer.getvalue()
+    return pack_state(
+        {
+            "model": None if model is None else dense_state_dict(_dense(model)),
+            "optimizer": None if optimizer is None else optimizer.state_dict(),
+            "random": random,
+        }
+    )
 
 
 def _dense(model: nn.Module) -> nn.Module:

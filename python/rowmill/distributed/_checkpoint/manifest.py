@@ -65,16 +65,21 @@ class Manifest:
             content = path.read_bytes()
         except FileNotFoundError:
             return None
+        return cls.parse(content, str(path))
+
+    @classmethod
+    def parse(cls, content: bytes, where: str) -> Self:
+        """The manifest that `sealed` returned; `where` it was read is named in errors. Raises as `load`."""
         head, _, rest = content.partition(b"\n")
         words = head.decode("ascii", "replace").split()
         said = [f"{crc32(rest):08x}", str(len(rest))]
         if len(words) != 4 or words[0] != _MAGIC or words[2:] != said or not words[1].isdigit():
             raise StoreCorrupt(
-                f"{path} is damaged: its first line does not match the rest; restore the folder from a copy"
+                f"{where} is damaged: its first line does not match the rest; restore the folder from a copy"
             )
         if int(words[1]) > _VERSION:
             raise StoreNewer(
-                f"{path} has format version {words[1]}, this build reads up to {_VERSION}: upgrade rowmill"
+                f"{where} has format version {words[1]}, this build reads up to {_VERSION}: upgrade rowmill"
             )
         return cls(**json.loads(rest))
 
@@ -84,13 +89,17 @@ class Manifest:
 
     def write(self, path: Path) -> None:
         """Write this durably and atomically as a file."""
+        write_durable(path, self.sealed())
+
+    def sealed(self) -> bytes:
+        """The content of the file."""
         content = asdict(self)
         if not self.placements:
             del content["placements"]
         rest = json.dumps(content).encode()
         version = _VERSION if self.placements else 1
         line = f"{_MAGIC} {version} {crc32(rest):08x} {len(rest)}\n"
-        write_durable(path, line.encode() + rest)
+        return line.encode() + rest
 
 
 def write_durable(path: Path, content: bytes) -> None:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from rowmill import _core
 from rowmill.distributed._checkpoint.checkpoint import state_file, take_lock, version_file
 from rowmill.distributed._checkpoint.manifest import Manifest
+from rowmill.distributed._checkpoint.remote import PushOfRanks
 from rowmill.errors import CheckpointMissing, InvalidInput
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -111,10 +113,35 @@ def drop_version_of_ranks(folder: Path, version: str) -> None:
         lock.release()
 
 
+def push_ranks(folder: Path, url: str, *, keep: int = 3, files: Mapping[str, Path]) -> int:
+    """Push the last checkpoint of all ranks; no run may use the folder.
+
+    Args:
+        folder: Folder of a `rowmill.distributed.Checkpoint`.
+        url: As of `Store.push`.
+        keep: Number of checkpoints to keep there.
+        files: Further files of the folder that belong to the checkpoint, by name.
+
+    Returns:
+        The number of the checkpoint.
+    """
+    lock = take_lock(folder)
+    try:
+        manifest = _settled(folder)
+        with state_file(folder, manifest.number).open("rb") as state:
+            push = PushOfRanks(manifest, state, files, url=url, keep=keep)
+            push.run_alone(_parts(folder, manifest))
+        return manifest.number
+    finally:
+        lock.release()
+
+
 def _manifest(folder: Path) -> Manifest:
     manifest = Manifest.load(folder)
     if manifest is None:
-        raise CheckpointMissing(f"{folder} has no checkpoint of many ranks")
+        raise CheckpointMissing(
+            f"{folder} has no checkpoint of many ranks: pass the folder that a Checkpoint saved to"
+        )
     return manifest
 
 

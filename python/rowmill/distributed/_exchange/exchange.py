@@ -81,7 +81,7 @@ class Exchange:
         ranks: Ranks with the process group for ids and rows of this collection only.
         back: Ranks with the process group for gradients; None: no gradients are exchanged.
         of: Suffix of the names of forwards in error messages.
-        lanes: The lanes of the collection.
+        lanes: The lanes of the collection; it changes them when it plans placements, before the first message.
         rows: Number format of rows and gradients in messages.
         chunk_bytes_max: Bytes above which rows or gradients are split into messages of whole categories.
         traffic: Counters to share; None: new ones.
@@ -92,7 +92,7 @@ class Exchange:
         ranks: Ranks,
         back: Ranks | None,
         of: str,
-        lanes: Sequence[Lane],
+        lanes: list[Lane],
         rows: RowsOnWire,
         chunk_bytes_max: int,
         traffic: Traffic | None = None,

@@ -13,7 +13,7 @@ from torch import Tensor
 from rowmill.distributed._exchange.category import category_of
 from rowmill.distributed._exchange.pooled import BagRequest
 from rowmill.distributed._exchange.requests import Lookups
-from rowmill.distributed.placement import table_placements
+from rowmill.distributed.placement import AUTO, Placement, table_placements
 from rowmill.distributed.strategy import Lane, PooledCategory, Strategy, lanes
 from rowmill.errors import InvalidInput
 from rowmill.ops.exchange import RecoveredFeature, Unique, segment_unique
@@ -22,7 +22,7 @@ from rowmill.optim.specs import optimizer_to_dict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rowmill.distributed.placement import Placement, PlacementSetting
+    from rowmill.distributed.placement import PlacementSetting
     from rowmill.nn import Feature
     from rowmill.nn.ragged import RaggedBatch
     from rowmill.store.tables import Table
@@ -141,7 +141,10 @@ class Plan:
             raise InvalidInput(
                 f"tables of one collection must have distinct names, got {[table.name for table in tables]}"
             )
-        self.placements = table_placements(tables, ranks, setting)
+        placed = table_placements(tables, ranks, setting)
+        self.open = [table for table in tables if table not in placed and ranks > 1]
+        """Tables whose placement is to be planned, `rows` until then."""
+        self.placements = {table: placed.get(table, Placement()) for table in tables}
         for table, placement in self.placements.items():
             if table.store.read_only and placement.kind not in ("rows", "pooled"):
                 raise InvalidInput(
@@ -209,7 +212,8 @@ class Plan:
             for number, f in enumerate(self.features)
         }
         for table in self.tables:
-            said[f"the placement of table {table.name!r}"] = str(self.placements[table])
+            chosen = AUTO if table in self.open else str(self.placements[table])
+            said[f"the placement of table {table.name!r}"] = chosen
             for what, value in _described(table).items():
                 said[f"the {what} of table {table.name!r}"] = value
         # The order of tables is the order of rows in messages.
@@ -288,11 +292,14 @@ class Plan:
             return
         name = placed.feature.name
         if placed.mean:
-            raise InvalidInput(f'weights need pooling "sum", but feature {name!r} has "mean"')
+            raise InvalidInput(
+                f'weights need pooling "sum", but feature {name!r} has "mean": leave the weights out, or use "sum"'
+            )
         if weights.requires_grad and placed.placement.pools and torch.is_grad_enabled():
             raise InvalidInput(
-                f"weights with gradients need the rows where bags are, but table {placed.feature.table.name!r} of feature "
-                f'{name!r} has placement {str(placed.placement)!r}: give this table placement "rows", or detach() the weights'
+                f'weights of ids get gradients only with placement "rows" or "replicated", but table '
+                f"{placed.feature.table.name!r} of feature {name!r} has {str(placed.placement)!r}: give this table placement "
+                '"rows", or detach() the weights'
             )
 
     def _places(self, batch: RaggedBatch) -> dict[str, int]:

@@ -6,7 +6,7 @@ knows at once, and sends the lost rank and its step to the other ranks. A rank w
 silence.
 
 The protocol is lines of text, each ended by a newline: `at <step>` (also twice a second), `failed <what>`, `over`, and from
-rank 0 `lost <rank> <step> <what>`.
+rank 0 `lost <rank> <step> <what>` and `silent <rank> <step> <seconds>`.
 """
 
 from __future__ import annotations
@@ -206,31 +206,39 @@ class Watch:
                 peer.over = True
             elif word == "failed":
                 peer.failed = rest
-            elif word == "lost":
+            elif word in ("lost", "silent"):
                 rank, step, what = rest.split(" ", 2)
-                self._lose(int(rank), step, what)
+                self._lose(int(rank), step, what, silent=word == "silent")
 
     def _check(self, peer: _Peer) -> None:
         if peer.over:
             return
         peer.quiet += 1
         if peer.quiet > self._silence:
-            self._lose(peer.rank, peer.step, f"sent no message for {self._silence * _TICK_S:g} s")
+            self._lose(peer.rank, peer.step, f"{self._silence * _TICK_S:g}", silent=True)
         if peer.failed is not None:
             peer.doubt -= 1
             if peer.doubt <= 0:
                 self._lose(peer.rank, peer.step, f"failed: {peer.failed}")
 
-    def _lose(self, rank: int, step: str, what: str) -> None:
+    def _lose(self, rank: int, step: str, what: str, *, silent: bool = False) -> None:
         if self._lost is not None:
             return
         where = "before its first step" if step == "-" else f"in step {step}"
         self._lost_rank = rank
-        self._lost = f"rank {rank} was lost {where}: it {what}; {self._advice}"
+        if silent:
+            # Both ends of a broken link say the same; neither can know whether the other one lives.
+            other = rank or self._rank
+            self._lost = (
+                f"no message passed between ranks 0 and {other} for {what} s: the link between them is down, or one of "
+                f"them hangs (rank {rank} was {where}); {self._advice}"
+            )
+        else:
+            self._lost = f"rank {rank} was lost {where}: it {what}; {self._advice}"
         if rank != self._rank:
             self._whereabouts.fail(RankLost(self._lost))
         if self._rank == 0:
-            self._say(f"lost {rank} {step} {what}")
+            self._say(f"{'silent' if silent else 'lost'} {rank} {step} {what}")
 
     def _tell(self, lost: str) -> None:
         self._told.set()
