@@ -87,7 +87,7 @@ class ExtraMissing(RowmillError, ImportError):
 
 
 class TorchTooOld(RowmillError, ImportError):
-    """The installed torch lacks what a part of this package needs; the message names both versions."""
+    """The installed torch is too old for a part of this package; the message has the installed and the required version."""
 
 
 class MemoryTooSmall(RowmillError, ValueError):

@@ -1,10 +1,11 @@
-"""The command `rowmill alter`: a run with another dim or row optimizer."""
+"""The command `rowmill alter`: copies a run with another dim or row optimizer."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from rowmill.cli.importing import importing
+from rowmill.cli.subcommand import add_command
 
 if TYPE_CHECKING:
     import argparse
@@ -22,8 +23,8 @@ _FLAGS = {
 
 def add_alter(commands: Any, path: Callable[[str], Path], run: str) -> None:
     """Add the command to the parser; `path` parses a path, `run` describes RUN."""
-    parser = commands.add_parser(
-        "alter", help="write a stopped run anew, with another dim or optimizer of rows"
+    parser = add_command(
+        commands, "alter", "copy a stopped run with another embedding dim or row optimizer"
     )
     parser.add_argument("run", type=path, metavar="RUN", help=run)
     parser.add_argument(
@@ -63,7 +64,7 @@ def _alter(parsed: argparse.Namespace) -> int:
     done = alter(parsed.run, parsed.out, file=parsed.config, flags=flags, tables=parsed.table)
     print(f"wrote {parsed.out}: {done.rows:,} rows of {done.tables} tables")
     if done.begun_anew:
-        print(f"optimizer state begins anew in {', '.join(done.begun_anew)}")
+        print(f"optimizer state was reset in {', '.join(done.begun_anew)}")
     more = f"rowmill train --continue {parsed.out} --data DATA"
-    print(f"to train on: {more}, or --resume with the new settings")
+    print(f"to continue training: {more}, or --resume with the new settings")
     return 0

@@ -19,8 +19,10 @@ from rowmill._extras import extra
 from rowmill.cli.alter import add_alter
 from rowmill.cli.importing import importing
 from rowmill.cli.load import add_loadtest
+from rowmill.cli.plan import add_plan
 from rowmill.cli.serving import add_serve
 from rowmill.cli.storage import add_storage
+from rowmill.cli.subcommand import add_command
 from rowmill.cli.trained import RUN, add_trained
 from rowmill.cli.versions import add_versions
 from rowmill.config.config import SECTIONS, load_config, section_from, settings_of
@@ -58,7 +60,7 @@ _BAD_INPUT = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    parsed = _parser().parse_args(arguments)
+    parsed = command_parser().parse_args(arguments)
     interrupted: str = parsed.interrupted
     if getattr(parsed, "continued", None) is not None:
         interrupted = interrupted.removesuffix(_RESUME)
@@ -96,16 +98,20 @@ def exit_code(command: Callable[[], int], program: str, interrupted: str) -> int
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """The parser of all commands and flags."""
     parser = argparse.ArgumentParser(
-        prog="rowmill", description="Train models with embedding tables larger than memory."
+        prog="rowmill",
+        description="Train models with embedding tables larger than memory.",
+        epilog="To begin: rowmill data generate --out log --rows 100000, and then rowmill train --data log --out run",
     )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    train = commands.add_parser(
+    train = add_command(
+        commands,
         "train",
-        help="train and test a click model, a knowledge graph embedding or a graph neural network",
+        "train and test a click model, a knowledge graph embedding or a graph neural network",
     )
     train.add_argument(
         "--config", type=_path, metavar="FILE", help="TOML file with settings; flags override it"
@@ -115,16 +121,16 @@ def _parser() -> argparse.ArgumentParser:
         dest="continued",
         type=_path,
         metavar="RUN",
-        help="train the model in RUN, the --out of an earlier command, on new data; settings that are not given "
-        "are those of RUN",
+        help="train the model of RUN, the --out of an earlier command, on new data; settings that are not given "
+        "are taken from RUN",
     )
     train.add_argument(
         "--warm-start",
         action="append",
         default=[],
         metavar="TABLE=FILE",
-        help="begin the new run with the rows of FILE (.npy, .parquet, or a state dict .pt) in TABLE; may be given for "
-        "several tables; ,vectors=NAME and ,ids=NAME after FILE name its column or matrix of vectors, and its ids",
+        help="initial rows of TABLE in a new run, from FILE (.npy, .parquet, or a state dict .pt); give it once per table; "
+        "FILE,vectors=NAME,ids=NAME selects the column or matrix of vectors, and the column or file of ids",
     )
     for section in _TRAIN_SECTIONS:
         _add_flags(train, section)
@@ -133,11 +139,12 @@ def _parser() -> argparse.ArgumentParser:
         interrupted=f"; to continue from the last checkpoint, run the same command{_RESUME}",
     )
 
+    add_plan(commands, _path)
     add_trained(commands, _path)
     add_alter(commands, _path, RUN)
 
-    inspect = commands.add_parser(
-        "inspect", help="print the tables, sizes and most looked-up rows of a store"
+    inspect = add_command(
+        commands, "inspect", "print the tables, sizes and most looked-up rows of a store"
     )
     inspect.add_argument("store", type=_path, metavar="STORE", help="folder of a store")
     inspect.add_argument(
@@ -149,9 +156,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     inspect.set_defaults(command=_inspect, interrupted="")
 
-    fsck = commands.add_parser(
+    fsck = add_command(
+        commands,
         "fsck",
-        help="check every block of a store; exit code 0: clean, 1: damaged, 2: cannot be read",
+        "check every block of a store; exit code 0: clean, 1: damaged, 2: cannot be read",
     )
     fsck.add_argument("store", type=_path, metavar="STORE", help="folder of a store")
     fsck.add_argument(
@@ -167,10 +175,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     fsck.set_defaults(command=_fsck, interrupted="; the store is still at its last checkpoint")
 
-    push = commands.add_parser(
-        "push", help="copy the last checkpoint of a store, or a version, to an object store"
+    push = add_command(
+        commands,
+        "push",
+        "copy the last checkpoint of a store or of all ranks, or a version, to an object store",
     )
-    push.add_argument("store", type=_path, metavar="STORE", help="folder of a store")
+    push.add_argument(
+        "store", type=_path, metavar="STORE", help="folder of a store, or of the rows of a run"
+    )
     push.add_argument(
         "url", metavar="URL", help="target: s3://, gs://, az:// or file://, and a path"
     )
@@ -184,21 +196,19 @@ def _parser() -> argparse.ArgumentParser:
     push.add_argument(
         "--version",
         metavar="VERSION",
-        help="name or number of a version, from rowmill versions; URL must be one for it alone (default: the last "
-        "checkpoint)",
+        help="name or number of a version, from rowmill versions; it needs a URL that no other checkpoint uses (default: the "
+        "last checkpoint)",
     )
     push.set_defaults(
         command=_push,
         interrupted="; the URL shows no new checkpoint; run the same command to start again",
     )
 
-    checkpoints = commands.add_parser("checkpoints", help="list the checkpoints at a URL")
+    checkpoints = add_command(commands, "checkpoints", "list the checkpoints at a URL")
     checkpoints.add_argument("url", metavar="URL", help="URL that was given to rowmill push")
     checkpoints.set_defaults(command=_checkpoints, interrupted="")
 
-    restore = commands.add_parser(
-        "restore", help="download a checkpoint from a URL into a new store"
-    )
+    restore = add_command(commands, "restore", "download a checkpoint from a URL into a new store")
     restore.add_argument("url", metavar="URL", help="URL that was given to rowmill push")
     restore.add_argument(
         "folder", type=_path, metavar="FOLDER", help="folder for the store, new or empty"
@@ -213,9 +223,10 @@ def _parser() -> argparse.ArgumentParser:
 
     add_versions(commands, _path)
 
-    changes = commands.add_parser(
+    changes = add_command(
+        commands,
         "changes",
-        help="count or export the rows that changed between an earlier checkpoint and the last one",
+        "count or export the rows that changed between an earlier checkpoint and the last one",
     )
     changes.add_argument("store", type=_path, metavar="STORE", help="folder of a store")
     changes.add_argument(
@@ -230,15 +241,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     changes.set_defaults(command=_changes, interrupted="; the output file is incomplete")
 
-    follow = commands.add_parser(
-        "follow", help="follow the feed of a store during training, and print counts and lag"
+    follow = add_command(
+        commands,
+        "follow",
+        "follow the feed of a run or store during training, and print counts and lag",
     )
-    follow.add_argument("store", type=_path, metavar="STORE", help="folder of a store")
+    follow.add_argument(
+        "store",
+        type=_path,
+        metavar="RUN",
+        help="folder of a run (--out of rowmill train), or of a store",
+    )
     follow.add_argument(
         "--since",
-        type=_checkpoint,
+        type=_event,
         metavar="N",
-        help="start after event number N (default: start with the rows of the last checkpoint)",
+        help="start after event N, as printed: a number, or a position of all ranks such as 1:12:740,815 (default: start "
+        "with the rows of the last checkpoint)",
     )
     follow.add_argument(
         "--seconds",
@@ -248,19 +267,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     follow.set_defaults(
         command=_follow,
-        interrupted="; to continue, pass the number of the last event printed as --since",
+        interrupted="; to continue, pass the last event printed as --since",
     )
 
     add_serve(commands)
     add_loadtest(commands)
     add_storage(commands)
 
-    data = commands.add_parser("data", help="generate or convert training data").add_subparsers(
+    data = add_command(commands, "data", "generate or convert training data").add_subparsers(
         required=True, metavar="COMMAND"
     )
-    generate = data.add_parser(
-        "generate", help="generate a click log with a known best possible AUC"
-    )
+    generate = add_command(data, "generate", "generate a click log with a known best possible AUC")
     generate.add_argument(
         "--out", type=_path, required=True, metavar="DIR", help="folder for the log"
     )
@@ -270,9 +287,10 @@ def _parser() -> argparse.ArgumentParser:
         interrupted="; the log is incomplete; run the same command to start again",
     )
 
-    sequences = data.add_parser(
+    sequences = add_command(
+        data,
         "sequences",
-        help="write a log with item histories, from a file of interactions or generated",
+        "write a log with item histories, from a file of interactions or generated",
     )
     sequences.add_argument(
         "--out", type=_path, required=True, metavar="DIR", help="folder for the log"
@@ -280,9 +298,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_flags(sequences, "sequences")
     sequences.set_defaults(command=_sequences, interrupted="; run the same command to start again")
 
-    nodes = data.add_parser(
+    nodes = add_command(
+        data,
         "nodes",
-        help="generate a graph whose node classes can be predicted from features and neighbours",
+        "generate a graph whose node classes can be predicted from features and neighbours",
     )
     nodes.add_argument(
         "--out", type=_path, required=True, metavar="FILE", help=".npz file to write"
@@ -308,9 +327,16 @@ def _count(text: str) -> int:
 
 def _checkpoint(text: str) -> int:
     if not text.isdecimal() or len(text) > _CHECKPOINT_DIGITS:
-        raise argparse.ArgumentTypeError(
-            f"must be the number of a checkpoint or event, got {text[:20]!r}"
-        )
+        raise argparse.ArgumentTypeError(f"must be the number of a checkpoint, got {text[:20]!r}")
+    return int(text)
+
+
+def _event(text: str) -> int | str:
+    """The number of an event, or the position of a feed of many ranks, which the feed checks."""
+    if ":" in text:
+        return text
+    if not text.isdecimal() or len(text) > _CHECKPOINT_DIGITS:
+        raise argparse.ArgumentTypeError(f"must be the number of an event, got {text[:20]!r}")
     return int(text)
 
 
@@ -339,7 +365,7 @@ def _add_flags(parser: argparse.ArgumentParser, section: str) -> None:
         elif isinstance(kind, str):
             options["metavar"] = "|".join(get_args(hint))
         else:
-            options["metavar"] = "URL" if key == "push" else _METAVARS[kind]
+            options["metavar"] = setting.metavar or _METAVARS[kind]
         group.add_argument(setting.flag, **options)
 
 
@@ -404,7 +430,7 @@ def _continued(run: Path, file: Path | None, flags: dict[tuple[str, str], Any]) 
     ):
         if (section, key) in flags:
             flag = settings_of(section)[key][1].flag
-            raise ConfigError(f"--continue {run} names the run to go on with: drop {flag}")
+            raise ConfigError(f"--continue {run} already names the run to continue: drop {flag}")
     with importing():
         from rowmill.train.saved_files import saved_settings
 
@@ -483,22 +509,20 @@ def _fsck(parsed: argparse.Namespace) -> int:
 
 
 def _push(parsed: argparse.Namespace) -> int:
-    from rowmill.store.remote import push_folder
+    with importing():
+        from rowmill.cli.remote import push
 
-    done = push_folder(parsed.store, parsed.url, keep=parsed.keep, version=parsed.version)
-    print(
-        f"checkpoint {done['epoch']} is at {parsed.url}: {done['bytes_uploaded']:,} of {done['bytes']:,} bytes "
-        "uploaded"
-    )
+    print(push(parsed.store, parsed.url, keep=parsed.keep, version=parsed.version))
     return 0
 
 
 def _checkpoints(parsed: argparse.Namespace) -> int:
     from datetime import UTC, datetime
 
-    from rowmill.store.remote import checkpoints
+    with importing():
+        from rowmill.cli.remote import checkpoints_at
 
-    found = checkpoints(parsed.url)
+    found = checkpoints_at(parsed.url)
     for checkpoint in found:
         pushed = datetime.fromtimestamp(checkpoint["pushed_s"], UTC)
         print(
@@ -511,9 +535,10 @@ def _checkpoints(parsed: argparse.Namespace) -> int:
 
 
 def _restore(parsed: argparse.Namespace) -> int:
-    from rowmill.store.remote import restore
+    with importing():
+        from rowmill.cli.remote import restore_from
 
-    done = restore(parsed.url, parsed.folder, checkpoint=parsed.checkpoint)
+    done = restore_from(parsed.url, parsed.folder, checkpoint=parsed.checkpoint)
     print(f"{parsed.folder} is at checkpoint {done['epoch']}: {done['rows']:,} rows")
     return 0
 
@@ -528,7 +553,7 @@ def _changes(parsed: argparse.Namespace) -> int:
 
 def _follow(parsed: argparse.Namespace) -> int:
     with importing():
-        from rowmill.cli.inspection import print_feed
+        from rowmill.cli.follow import print_feed
 
     print_feed(parsed.store, since=parsed.since, seconds=parsed.seconds)
     return 0

@@ -1,4 +1,4 @@
-"""Ctrl-C while the modules of a command load."""
+"""Handles Ctrl-C while a command imports its modules."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Printed output of `rowmill inspect`, `fsck`, `changes` and `follow`."""
+"""Printed output of `rowmill inspect`, `fsck` and `changes`."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,11 +9,10 @@ import numpy as np
 from rowmill import _core
 from rowmill._extras import extra
 from rowmill.ctr.data import MISSING_ID
-from rowmill.errors import StoreMissing, StoreSuperseded
+from rowmill.errors import StoreMissing
 from rowmill.size import format_size
 from rowmill.store.changes import Changes, count
 from rowmill.store.changes_file import write_parquet
-from rowmill.store.feed import ChangeFeed, FeedCheckpoint, FeedDeletes, FeedRollback, FeedRows
 from rowmill.store.store import open as open_store
 
 with extra("train"):
@@ -27,14 +25,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from rowmill.store.feed import FeedEvent
     from rowmill.store.store import Store
 
 _ROW_PLACES_WARNING = 0.8
 """Share of used row places of a group from which `rowmill inspect` prints a warning."""
-
-_STARTS_MAX = 20
-"""Attempts to copy a checkpoint while the writer keeps replacing it by newer ones."""
 
 
 def print_store(path: Path, console: Console, *, hottest: int) -> None:
@@ -58,7 +52,7 @@ def print_store(path: Path, console: Console, *, hottest: int) -> None:
 
 
 def print_fsck(path: Path, *, repair: bool, dropped: Path | None = None) -> bool:
-    """Check every block of a store; print what was verified and each problem.
+    """Check every block of a store; print the numbers of verified objects, and each problem.
 
     Args:
         path: Folder of the store.
@@ -108,54 +102,6 @@ def print_changes(path: Path, *, since: int, out: Path | None = None) -> None:
         print(f"table {name}: {written:,} rows written, {deleted:,} deleted")
     where = "" if out is None else f"; wrote the rows to {out}"
     print(f"changes from checkpoint {changes.since} to {changes.until}{where}")
-
-
-def print_feed(path: Path, *, since: int | None = None, seconds: int | None = None) -> None:
-    """Follow a feed; print once a second the number of changes received and their lag behind publication.
-
-    Args:
-        path: Folder of the store.
-        since: Start after this event; None: start with the rows of the last checkpoint.
-        seconds: Stop after this time without an event; None: never.
-    """
-    rows = deletes = 0
-    lags_ms: list[float] = []
-    sequence = since or 0
-    printed = time.monotonic()
-
-    def print_line() -> None:
-        lag = f"lag {np.median(lags_ms):.1f} ms, at most {max(lags_ms):.1f}" if lags_ms else "lag -"
-        print(f"event {sequence}: {rows:,} rows, {deletes:,} deletes; {lag}", flush=True)
-        lags_ms.clear()
-
-    for event in _follow(path, since, seconds):
-        sequence = max(sequence, event.sequence)
-        if event.published_ns:
-            lags_ms.append((time.time_ns() - event.published_ns) / 1e6)
-        match event:
-            case FeedRows(ids=ids):
-                rows += len(ids)
-            case FeedDeletes(ids=ids):
-                deletes += len(ids)
-            case FeedCheckpoint(epoch=epoch):
-                print(f"event {sequence}: checkpoint {epoch}", flush=True)
-            case FeedRollback(to=to, epoch=epoch):
-                print(f"event {sequence}: rollback to event {to}, checkpoint {epoch}", flush=True)
-        if time.monotonic() - printed >= 1:
-            printed = time.monotonic()
-            print_line()
-    print_line()
-
-
-def _follow(path: Path, since: int | None, seconds: int | None) -> Iterator[FeedEvent]:
-    """Follow a feed. If the writer replaces the checkpoint while it is copied, start again with the new one."""
-    for start in range(_STARTS_MAX):
-        try:
-            yield from ChangeFeed(path).follow(since, timeout_s=seconds)
-            return
-        except StoreSuperseded:
-            if start + 1 == _STARTS_MAX:
-                raise
 
 
 def _lost_rows(dropped: dict[str, bytearray]) -> Iterator[str]:

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rowmill.cli.subcommand import add_command
+
 if TYPE_CHECKING:
     import argparse
 
@@ -15,8 +17,8 @@ _TOLERANCE = 1e-3
 
 def add_loadtest(commands: Any) -> None:
     """Add `rowmill loadtest` to the commands."""
-    parser = commands.add_parser(
-        "loadtest", help="send requests to a server, and measure its latency and throughput"
+    parser = add_command(
+        commands, "loadtest", "send requests to a server, and measure its latency and throughput"
     )
     parser.add_argument("url", metavar="URL", help="server: http://HOST:PORT or grpc://HOST:PORT")
     parser.add_argument("model", metavar="MODEL", help="name of the model")
@@ -32,10 +34,13 @@ def add_loadtest(commands: Any) -> None:
         "--senders",
         type=int,
         metavar="N",
-        help="closed loop: N senders, each sends when its last request has ended",
+        help="closed loop: N senders, each of which sends its next request when its last one has ended",
     )
     pace.add_argument(
-        "--rate", type=float, metavar="R", help="open loop: R Poisson arrivals per second"
+        "--rate",
+        type=float,
+        metavar="R",
+        help="open loop: R requests per second on average, at random times (Poisson)",
     )
     pace.add_argument(
         "--trace",
@@ -44,37 +49,45 @@ def add_loadtest(commands: Any) -> None:
         help="open loop: arrival times from FILE, in seconds, one per line",
     )
     parser.add_argument(
-        "--speed", type=float, default=1.0, metavar="X", help="replay the trace X times as fast (1)"
+        "--speed",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="with --trace: replay it X times as fast (default 1)",
     )
     parser.add_argument(
         "--seconds",
         type=float,
         metavar="S",
-        help="measured time (10, or to the end of the trace)",
+        help="measured time (default 10, or to the end of the trace)",
     )
     parser.add_argument(
         "--warm-up",
         type=float,
         default=1.0,
         metavar="S",
-        help="time before the measured time; its requests are not counted (1)",
+        help="time before the measured time; its requests are not counted (default 1)",
     )
     parser.add_argument(
         "--slo",
         type=float,
         default=1.0,
         metavar="S",
-        help="latency objective in seconds, which is also the timeout of each request (1)",
+        help="latency objective in seconds, which is also the timeout of each request (default 1)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of Poisson arrivals (0)"
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --rate: seed of the arrivals (default 0)",
     )
     parser.add_argument(
         "--connections",
         type=int,
         default=256,
         metavar="N",
-        help="most connections of an open loop; requests beyond them are not sent (256)",
+        help="most connections of an open loop; requests beyond them are not sent (default 256)",
     )
     parser.add_argument(
         "--check",
@@ -82,7 +95,7 @@ def add_loadtest(commands: Any) -> None:
         nargs="?",
         const=_TOLERANCE,
         metavar="TOLERANCE",
-        help=f"count answers that differ from the recorded ones by more than TOLERANCE ({_TOLERANCE:g})",
+        help=f"count answers that differ from the recorded ones by more than TOLERANCE (default {_TOLERANCE:g})",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE")
     parser.set_defaults(command=_loadtest, interrupted="; nothing was reported")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rowmill.cli.subcommand import add_command
 from rowmill.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -13,39 +14,60 @@ if TYPE_CHECKING:
     from rowmill.serve.files import BundleFiles
 
 _FLAGS: dict[str, tuple[Any, str, str]] = {
-    "role": (str, "all|cpu|dense", "both halves (all), the CPU half, or the dense half (all)"),
+    "role": (
+        str,
+        "all|cpu|dense",
+        "what this process runs: cpu = row lookups and pooling, dense = dense layers, all = both (default all)",
+    ),
     "listen": (str, "ADDRESS", "role dense: where to listen, tcp://HOST:PORT or shm:///PATH"),
     "dense": (str, "ADDRESS", "role cpu: where the dense half listens"),
     "rows": (
         str,
         "URL",
-        "storage node that has the rows, nvme+tcp://HOST:PORT/NQN (those of the bundles)",
+        "storage node that has the rows, nvme+tcp://HOST:PORT/NQN (default: the rows of the bundles)",
     ),
     "access": (str, "FILE", "with --rows: TOML file with name and keys of this host"),
-    "host": (str, "HOST", "address for clients (127.0.0.1)"),
-    "http_port": (int, "PORT", "port of HTTP (8000; 0 takes a free one)"),
-    "grpc_port": (int, "PORT", "port of gRPC (8001; 0 takes a free one)"),
-    "metrics_port": (int, "PORT", "port of /metrics and /healthz (8002; 0 takes a free one)"),
-    "device": (str, "DEVICE", "where the dense half runs: cpu, cuda or cuda:NUMBER (cpu)"),
-    "memory": (str, "SIZE", "memory for rows of each model (256MiB)"),
-    "wire_memory": (str, "SIZE", "memory for tensors of requests and replies (256MiB)"),
-    "request_max": (str, "SIZE", "largest request (64MiB)"),
-    "slo": (float, "SECONDS", "deadline of requests without a timeout (1)"),
-    "drain": (float, "SECONDS", "time for open requests after SIGTERM (30)"),
-    "warm_up": (float, "SECONDS", "time for the models to answer their examples (120)"),
-    "lookup_threads": (int, "N", "threads that run CPU halves (one per core)"),
-    "network_threads": (int, "N", "threads that wait for sockets (2)"),
-    "batch_requests": (int, "N", "largest batch of the dense half, in requests (32)"),
-    "batch_rows": (int, "N", "largest batch of the dense half, in rows (4096)"),
-    "queue_requests": (int, "N", "longest queue of a half (1024)"),
-    "log_level": (str, "LEVEL", "error, warn, info, debug, trace or off (info)"),
+    "host": (str, "HOST", "address at which clients connect (default 127.0.0.1)"),
+    "http_port": (int, "PORT", "port of HTTP; 0: any free port (default 8000)"),
+    "grpc_port": (int, "PORT", "port of gRPC; 0: any free port (default 8001)"),
+    "metrics_port": (int, "PORT", "port of /metrics and /healthz; 0: any free port (default 8002)"),
+    "device": (str, "DEVICE", "where the dense half runs: cpu, cuda or cuda:NUMBER (default cpu)"),
+    "memory": (
+        str,
+        "SIZE",
+        "memory budget of the rows of each model, including their index (default 256MiB)",
+    ),
+    "wire_memory": (str, "SIZE", "memory for tensors of requests and replies (default 256MiB)"),
+    "request_max": (str, "SIZE", "largest request (default 64MiB)"),
+    "slo": (float, "SECONDS", "deadline of requests that have no timeout (default 1)"),
+    "drain": (float, "SECONDS", "time that open requests get after SIGTERM (default 30)"),
+    "warm_up": (
+        float,
+        "SECONDS",
+        "time in which the models must answer their examples at the start (default 120)",
+    ),
+    "lookup_threads": (int, "N", "threads that run CPU halves (default: one per core)"),
+    "network_threads": (int, "N", "threads that wait for sockets (default 2)"),
+    "dense_batches": (int, "N", "batches that run at once on a CPU (default: one per core)"),
+    "batch_requests": (
+        int,
+        "N",
+        "largest batch of the dense half, in requests; 1: no batching (default 32)",
+    ),
+    "batch_rows": (int, "N", "largest batch of the dense half, in rows (default 4096)"),
+    "queue_requests": (
+        int,
+        "N",
+        "most requests that wait for a half; more are refused (default 1024)",
+    ),
+    "log_level": (str, "LEVEL", "error, warn, info, debug, trace or off (default info)"),
 }
 
 
 def add_serve(commands: Any) -> None:
     """Add `rowmill serve` to the commands."""
-    parser = commands.add_parser(
-        "serve", help="answer requests to exported models by the Open Inference Protocol"
+    parser = add_command(
+        commands, "serve", "answer requests to exported models by the Open Inference Protocol"
     )
     parser.add_argument(
         "bundles",

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rowmill.cli.importing import importing
+from rowmill.cli.subcommand import add_command
 
 if TYPE_CHECKING:
     import argparse
@@ -24,8 +25,8 @@ _UNKNOWN = "?"
 
 def add_trained(commands: Any, path: Callable[[str], Path]) -> None:
     """Add the commands to the parser; `path` parses a path."""
-    export = commands.add_parser(
-        "export", help="write a trained click model as a bundle, a folder for `rowmill serve`"
+    export = add_command(
+        commands, "export", "write a trained click model as a bundle, a folder for `rowmill serve`"
     )
     _add_run(export, path)
     export.add_argument(
@@ -39,11 +40,15 @@ def add_trained(commands: Any, path: Callable[[str], Path]) -> None:
         "rule of the Prism paper (default bytes)",
     )
     export.add_argument(
-        "--compile", action="store_true", help="also compile the dense layers, with AOTInductor"
+        "--compile",
+        action="store_true",
+        help="also compile the dense layers, with AOTInductor and g++",
     )
     export.set_defaults(command=_export, interrupted="; no bundle was written")
 
-    predict = commands.add_parser("predict", help="score data with a trained run")
+    predict = add_command(
+        commands, "predict", "compute a score for every example of given data, with a trained run"
+    )
     _add_run(predict, path)
     _add_graph(predict, path)
     predict.add_argument("--data", type=path, required=True, metavar="PATH", help=_DATA)
@@ -70,20 +75,20 @@ def add_trained(commands: Any, path: Callable[[str], Path]) -> None:
     )
     predict.set_defaults(command=_predict, interrupted="; no scores were written")
 
-    evaluate = commands.add_parser(
-        "evaluate", help="compute the metrics of a trained run on labelled data"
+    evaluate = add_command(
+        commands, "evaluate", "compute the metrics of a trained run on labelled data"
     )
     _add_run(evaluate, path)
     _add_graph(evaluate, path)
     evaluate.add_argument("--data", type=path, required=True, metavar="PATH", help=_DATA)
-    _add_part(evaluate, "test; for the log of a click model that is not that of the run: all rows")
+    _add_part(evaluate, "test; click models on another log than in training: all rows")
     evaluate.add_argument(
         "--json", action="store_true", help="print the metrics as a line of JSON, with all digits"
     )
     evaluate.set_defaults(command=_evaluate, interrupted="")
 
-    vectors = commands.add_parser(
-        "vectors", help="write the rows of every table of a run as Parquet and .npy files"
+    vectors = add_command(
+        commands, "vectors", "write the rows of every table of a run as Parquet and .npy files"
     )
     _add_run(vectors, path)
     _add_graph(vectors, path)
@@ -92,10 +97,10 @@ def add_trained(commands: Any, path: Callable[[str], Path]) -> None:
     )
     vectors.set_defaults(command=_vectors, interrupted="; nothing was written")
 
-    kge = commands.add_parser("kge", help="ask a trained knowledge graph").add_subparsers(
+    kge = add_command(commands, "kge", "query a trained knowledge graph").add_subparsers(
         required=True, metavar="COMMAND"
     )
-    query = kge.add_parser("query", help="print the best answers for the unknown part of a triple")
+    query = add_command(kge, "query", "print the best answers for the unknown part of a triple")
     _add_run(query, path)
     _add_graph(query, path)
     for name in ("head", "relation", "tail"):
@@ -105,12 +110,12 @@ def add_trained(commands: Any, path: Callable[[str], Path]) -> None:
             help="name, number as #N, or ? for the unknown part (in a shell: '?')",
         )
     query.add_argument(
-        "--top", type=int, default=10, metavar="K", help="most answers to print (default 10)"
+        "--top", type=int, default=10, metavar="K", help="number of answers to print (default 10)"
     )
     query.add_argument(
         "--filter",
         action="store_true",
-        help="leave out the answers that the graph of the run has, as ranking does",
+        help="leave out answers that are triples of the graph, as in filtered ranking",
     )
     query.add_argument("--json", action="store_true", help="print the answers as a line of JSON")
     query.set_defaults(command=_query, interrupted="")
@@ -121,7 +126,7 @@ def _add_run(parser: argparse.ArgumentParser, path: Callable[[str], Path]) -> No
     parser.add_argument(
         "--version",
         metavar="VERSION",
-        help="name or number of a version, from rowmill versions, or best: the one with the best value of --best "
+        help="name or number of a version, from rowmill versions; best: the version with the best value of --best "
         "(default: the last checkpoint)",
     )
 
@@ -131,7 +136,7 @@ def _add_graph(parser: argparse.ArgumentParser, path: Callable[[str], Path]) -> 
         "--graph",
         type=path,
         metavar="PATH",
-        help="where the graph of the run is now, if it has moved (default: the --data of its training)",
+        help="path of the graph that the run was trained on (default: its --data)",
     )
 
 
@@ -139,7 +144,7 @@ def _add_part(parser: argparse.ArgumentParser, usual: str) -> None:
     parser.add_argument(
         "--part",
         metavar="all|train|valid|test",
-        help=f"part of the data, as the run was trained (default: {usual})",
+        help=f"part of the data, split as in training (default: {usual})",
     )
 
 
@@ -211,7 +216,7 @@ def _query(parsed: argparse.Namespace) -> int:
     with load(parsed.run, version=parsed.version, data=parsed.graph) as loaded:
         if not isinstance(loaded, LoadedTriples):
             raise ConfigError(
-                f"{loaded.folder} is of a run with train.task = {loaded.config.train.task!r}: only a knowledge graph (--task "
+                f"{loaded.folder} holds a run with train.task = {loaded.config.train.task!r}: only a knowledge graph (--task "
                 "kge) answers queries; use `rowmill predict`"
             )
         answers = loaded.query(*asked, top=parsed.top, filtered=parsed.filter)

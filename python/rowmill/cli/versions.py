@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from rowmill.cli.subcommand import add_command
 from rowmill.errors import CheckpointMissing, StoreLocked
 
 if TYPE_CHECKING:
@@ -16,20 +17,21 @@ if TYPE_CHECKING:
 
 def add_versions(commands: Any, path: Callable[[str], Path]) -> None:
     """Add both commands to the parser; `path` parses a path."""
-    run = {"type": path, "metavar": "RUN"}
-    where = "folder given to rowmill train --out, or of its rows"
-    versions = commands.add_parser("versions", help="list the checkpoints that a run keeps")
-    versions.add_argument("run", help=where, **run)
+    where = "folder of a run (--out of rowmill train), or the folder of its rows"
+    versions = add_command(commands, "versions", "list or drop the checkpoints that a run keeps")
+    versions.add_argument("run", type=path, metavar="RUN", help=where)
     versions.add_argument(
         "--drop", metavar="VERSION", help="drop the version of this name or number"
     )
     versions.set_defaults(command=_versions, interrupted="; no version was dropped")
-    rollback = commands.add_parser(
-        "rollback", help="make a version the last checkpoint of a run that no process has open"
+    rollback = add_command(
+        commands,
+        "rollback",
+        "make a version the last checkpoint of a run, which no process may have open",
     )
-    rollback.add_argument("run", help=where, **run)
+    rollback.add_argument("run", type=path, metavar="RUN", help=where)
     rollback.add_argument(
-        "version", metavar="VERSION", help="name or number, from rowmill versions"
+        "version", metavar="VERSION", help="name or number of a version, from rowmill versions"
     )
     rollback.set_defaults(command=_rollback, interrupted="; the last checkpoint is unchanged")
 
@@ -70,8 +72,8 @@ def _rollback(parsed: argparse.Namespace) -> int:
 
             number = rollback(folder, parsed.version)
     print(
-        f"{folder} is at version {parsed.version}, as checkpoint {number}; later versions are kept until they age out. "
-        "To train on from there, run the command of the run with --resume"
+        f"{folder} is at version {parsed.version}, as checkpoint {number}; later versions are kept until newer ones displace "
+        "them. To continue training from it, run the training command with --resume"
     )
     return 0
 

@@ -75,11 +75,11 @@ class Config:
             )
         if self.train.continues and not self.train.resume:
             raise ConfigError(
-                "train.continues goes on with the run in --out: set train.resume too, or pass --continue RUN"
+                "train.continues = true continues the run in --out: set train.resume too, or pass --continue RUN"
             )
         if self.train.continues and self.warm_start.tables:
             raise ConfigError(
-                "warm_start is for a new run, and --continue goes on with the rows of RUN: drop --warm-start"
+                "warm_start sets the initial rows of a new run, but --continue uses the rows of RUN: drop --warm-start"
             )
         self._check_follow()
         if self.train.plain and self.train.replace:
@@ -138,6 +138,10 @@ class Config:
                     f"data.until = {self.data.until!r} ends --follow: pass --follow, or drop --until"
                 )
             return
+        if self.data.until == "":
+            raise ConfigError(
+                "data.until is empty: pass the name of the last file, or drop --until"
+            )
         for what, given in {
             f"train.epochs = {self.train.epochs} (each file is trained on once)": self.train.epochs
             != 1,

@@ -27,8 +27,8 @@ class DataConfig:
     path: Annotated[
         Path | None,
         Setting(
-            "ctr: Parquet or TSV file, or a folder of them; kge: folder with train.tsv, valid.tsv and test.tsv; "
-            "gnn: .npz file",
+            "training and test data; --task ctr: Parquet or TSV file, or a folder of them; kge: folder with train.tsv, "
+            "valid.tsv and test.tsv; gnn: .npz file",
             "--data",
         ),
     ] = None
@@ -54,8 +54,9 @@ class DataConfig:
     until: Annotated[
         str | None,
         Setting(
-            "with --follow: end when the file of this name, or one that sorts after it, is there; train on none after it",
+            "with --follow: end after the files whose names sort up to this name, once it or a later one has arrived",
             "--until",
+            metavar="NAME",
         ),
     ] = None
     ids: Annotated[
@@ -196,7 +197,7 @@ class OptimizerParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class TableRowsConfig(OptimizerParameters):
-    """Section `[rows.tables.NAME]`: what differs from `[rows]` in the table NAME."""
+    """Section `[rows.tables.NAME]`: settings of the table NAME that override `[rows]`."""
 
     optimizer: Annotated[OptimizerName | None, Setting("optimizer of the rows of this table")] = (
         None
@@ -285,7 +286,7 @@ class StoreConfig:
     memory: Annotated[
         str,
         Setting(
-            "memory budget of the store, index and I/O included",
+            "memory budget of the store, including index and I/O",
             "--memory",
         ),
     ] = "2GiB"
@@ -299,7 +300,7 @@ class StoreConfig:
     staleness_bound: Annotated[
         int | None,
         Setting(
-            "most updates that a row may lack when a step reads it: 0 = synchronous, infinite = no bound",
+            "number of updates that a row may lack when a step reads it: 0 = synchronous, infinite = no bound",
             "--staleness-bound",
             0,
             255,
@@ -356,15 +357,21 @@ class TrainConfig:
     in_flight: Annotated[
         int,
         Setting(
-            "number of steps that may overlap: rows looked up and not yet updated; --staleness-bound limits how "
-            "stale rows get",
+            "number of overlapping steps: their rows are looked up and not yet updated; --staleness-bound limits how many "
+            "updates a row may lack",
             "--in-flight",
             1,
             1000,
         ),
     ] = 1
     seed: Annotated[
-        int, Setting("random seed of rows and dense weights", "--seed", 0, (1 << 64) - 1)
+        int,
+        Setting(
+            "random seed of initial rows, dense weights, dropout and sampling",
+            "--seed",
+            0,
+            (1 << 64) - 1,
+        ),
     ] = 0
     dense_lr: Annotated[
         float, Setting("learning rate of the dense layers", "--dense-lr", 0, FLOAT_MAX)
@@ -376,8 +383,8 @@ class TrainConfig:
     precision: Annotated[
         Literal["fp32", "bf16", "split-bf16"],
         Setting(
-            "number format of matrix products; split-bf16 (ctr with adagrad or sgd): weights are bfloat16 too, and "
-            "the optimizer keeps their lower halves; kge: fp32 or bf16; gnn: fp32",
+            "number format of matrix products; split-bf16 (ctr with --dense-optimizer adagrad or sgd): dense weights are "
+            "bfloat16 too, and the optimizer keeps their lower halves; kge: fp32 or bf16; gnn: fp32",
             "--precision",
         ),
     ] = "fp32"
@@ -410,9 +417,20 @@ class TrainConfig:
     placement: Annotated[
         str | None,
         Setting(
-            "under torchrun: where rows are and what is sent: rows, pooled, whole, whole:RANK or replicated for all tables, or "
-            "for one by TABLE=, such as rows,user=whole:1 (default: rows; a resumed run keeps its own)",
+            "under torchrun: where rows are and what is sent: auto, rows, pooled, whole, whole:RANK or replicated; for all "
+            "tables, and after TABLE= for one, such as auto,user=whole:1 (default: auto, which plans from the first batches; a "
+            "resumed run keeps its placements)",
             "--placement",
+            metavar="PLACEMENT",
+        ),
+    ] = None
+    speeds: Annotated[
+        Path | None,
+        Setting(
+            "under torchrun: file with the speeds of links and cores from which --placement auto plans, as rowmill plan --probe "
+            "writes it (default: 1 Gbit/s and one core)",
+            "--speeds",
+            metavar="FILE",
         ),
     ] = None
     checkpoint_every: Annotated[
@@ -434,13 +452,13 @@ class TrainConfig:
     replace: Annotated[
         bool,
         Setting(
-            "begin a new run in place of the one in --out, which is kept as OUT.replaced until the new run has its first "
+            "start a new run in --out; the old one is kept as OUT.replaced until the new run has its first "
             "checkpoint",
             "--replace",
         ),
     ] = False
     continues: Annotated[
-        bool, Setting("go on with the run in --out as --continue does; needs resume")
+        bool, Setting("continue the run in --out as --continue does; needs resume")
     ] = False
     plain: Annotated[
         bool,
@@ -456,7 +474,11 @@ class CheckpointConfig:
 
     push: Annotated[
         str | None,
-        Setting("copy each checkpoint to this s3://, gs://, az:// or file:// URL", "--push"),
+        Setting(
+            "copy each checkpoint to this s3://, gs://, az:// or file:// URL",
+            "--push",
+            metavar="URL",
+        ),
     ] = None
     keep: Annotated[
         int, Setting("number of checkpoints to keep at --push", "--keep", 1, 10_000)
@@ -474,15 +496,16 @@ class CheckpointConfig:
     best: Annotated[
         str | None,
         Setting(
-            "with --versions: metric of the curves, such as auc; the version with its best value is kept",
+            "with --versions: metric of the curves, such as auc; the version with its best value is always kept",
             "--best",
+            metavar="METRIC",
         ),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableFileConfig:
-    """Section `[warm_start.tables.NAME]`: the file that has the first rows of the table NAME. A text is its `file`."""
+    """Section `[warm_start.tables.NAME]`: the file with the initial rows of the table NAME. `NAME = "FILE"` sets `file` only."""
 
     file: Annotated[
         Path, Setting("vectors of rows: .npy, .parquet, or a state dict of torch (.pt)")
@@ -504,9 +527,9 @@ class TableFileConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStartConfig:
-    """Section `[warm_start]`: rows that a new run begins with."""
+    """Section `[warm_start]`: initial rows of a new run, from files."""
 
     tables: Annotated[
         dict[str, TableFileConfig] | None,
-        Setting("[warm_start.tables]: NAME = FILE, the first rows of the table NAME"),
+        Setting("[warm_start.tables]: NAME = FILE, the initial rows of the table NAME"),
     ] = None

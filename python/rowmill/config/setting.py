@@ -15,9 +15,10 @@ BELOW_ONE = 0.999999
 
 @dataclass(frozen=True)
 class Setting:
-    """Help text of a field, its flag, if any, and its smallest and largest value."""
+    """Help text of a field; its flag, smallest and largest value, and the name of its value in the help, if any."""
 
     help: str
     flag: str | None = None
     least: float | None = None
     most: float | None = None
+    metavar: str | None = None

@@ -138,8 +138,8 @@ def convert(
     build a model larger than memory. All modules are checked before any is changed.
 
     With `ranks`, rows are sharded over the ranks, and each replacement is a module of `rowmill.conversion.sharded_modules`. All
-    ranks call `convert` with equal models, each with its own store. Weights are those of rank 0. In a process group of
-    several ranks, convert raises without `ranks`, because every rank would train rows of its own.
+    ranks call `convert` with equal models, each with its own store. Weights are taken from rank 0. In a process group of
+    several ranks, convert raises without `ranks`, because every rank would train a separate copy of the rows.
 
     Args:
         model: The model. It must not be an embedding itself, which cannot be replaced in place.

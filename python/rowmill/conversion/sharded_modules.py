@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rowmill.distributed.collection import ShardedCollection
+from rowmill.distributed.placement import AUTO
 from rowmill.errors import InvalidInput
 from rowmill.nn.collection import Feature
 from rowmill.nn.embedding_bag import as_long, bag_offsets, real_padding
@@ -191,7 +192,7 @@ def sharded_module(
     placed: Mapping[Table, Placement],
 ) -> ShardedEmbeddingBag | ShardedEmbedding:
     """The replacement of an embedding module. A collective."""
-    placement = str(placed[table])
+    placement = str(placed.get(table, AUTO))
     if isinstance(source, nn.EmbeddingBag):
         return ShardedEmbeddingBag(source, table, ranks, placement)
     return ShardedEmbedding(source, table, ranks, placement)
@@ -204,7 +205,7 @@ def sharded_collection(
     placed: Mapping[Table, Placement],
 ) -> ShardedKeyedBags | ShardedKeyedRows:
     """The replacement of a TorchRec collection. A collective."""
-    placement = {keyed.table.name: str(placed[keyed.table]) for keyed in tables}
+    placement = {keyed.table.name: str(placed.get(keyed.table, AUTO)) for keyed in tables}
     source: Any = collection.module
     if collection.kind == "embedding_bags":
         weighted = source.is_weighted()

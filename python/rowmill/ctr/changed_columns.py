@@ -1,4 +1,4 @@
-"""`ChangedColumns`: what a run needs to go on with a log of other columns.
+"""`ChangedColumns`: how a continued run is adapted to a log with other columns.
 
 Numeric and id columns may be added and dropped between two parts of the data. The inputs of an added column begin at 0 in the
 dense weights and in the optimizer's state. The table of a dropped id column stays in the store, with its rows and its number.
@@ -61,7 +61,7 @@ class ChangedColumns:
         """The change; None if the columns are the same.
 
         Raises:
-            ConfigError: The model cannot go on with these columns.
+            ConfigError: The model cannot be continued with these columns.
         """
         fixed: dict[str, tuple[object, object]] = {
             "labels": (before.labels, after.labels),

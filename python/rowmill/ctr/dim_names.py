@@ -1,4 +1,4 @@
-"""What of a click model depends on the dim of its rows, for `rowmill alter`."""
+"""The dense weights of a click model that depend on the dim of its rows, for `rowmill alter`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from rowmill.ctr.data.schema import schema_from
 from rowmill.ctr.data.sequences import load_sequences
 from rowmill.ctr.data.source import columns_of
 from rowmill.ctr.data.text_ids import with_integer_ids
-from rowmill.ctr.identity import check_of_first_rows
+from rowmill.ctr.identity import FirstRows
 from rowmill.ctr.metrics import TestMetrics
 from rowmill.ctr.rows import Columns, pooled_dtype, stored_features
 from rowmill.ctr.task import TEST_BATCH
@@ -54,7 +54,7 @@ class LoadedClicks(LoadedRun):
     """A click model. `transform` takes the columns of the run's log, as a file or as an Arrow, polars or pandas table.
 
     `scored` takes a Parquet or TSV file, or a folder of them; a Parquet file may lack the labels. Part "all" is every row;
-    "test" the rows after those that the run trained on, if the log is that of the run. Columns of the scores: `score`
+    "test" the rows after the training rows, if the log is the log of the run. Columns of the scores: `score`
     (probability of a click), `score_<label>` for every further task, and the labels if the log has them.
 
     Attributes:
@@ -67,7 +67,7 @@ class LoadedClicks(LoadedRun):
     def __init__(self, saved: SavedRun, data: Path | None = None) -> None:
         if data is not None:
             raise ConfigError(
-                f"{saved.folder} is of a click model, which needs no graph: drop --graph (data= of rowmill.load)"
+                f"{saved.folder} holds a click model, which needs no graph: drop --graph (data= of rowmill.load)"
             )
         super().__init__(saved)
         self.schema, self.way = click_columns(saved)
@@ -115,7 +115,7 @@ class LoadedClicks(LoadedRun):
         """
         source = open_source(data, self.schema)
         identity = self.saved.identity
-        own = (source.rows, check_of_first_rows(source)) == (
+        own = (source.rows, FirstRows(source).check()) == (
             identity[DATA_ROWS],
             identity[CHECKSUM],
         )

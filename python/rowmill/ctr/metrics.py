@@ -123,12 +123,12 @@ class ListMetrics:
 
 
 class TestMetrics:
-    """The metrics of a test: those of the first label, the AUC of each further one, and those of lists of candidates.
+    """The metrics of a test: all metrics of the first label, the AUC of each further label, and metrics of lists of candidates.
 
     Args:
         tasks: Names of further labels, whose AUC is `auc_<name>`.
-        candidates: Rows per list of candidates; None: the rows are no lists.
-        extend: Makes metrics of this process's rows those of all rows; None: they are all rows.
+        candidates: Rows per list of candidates; None: the rows are not in lists.
+        extend: Extends metrics of this process's rows to the rows of all ranks; None: this process has all rows.
     """
 
     __test__ = False  # pytest would collect it by its name.

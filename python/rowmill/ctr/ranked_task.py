@@ -7,6 +7,7 @@ so steps and learning rates are the same as in one process.
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,13 +16,17 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rowmill.ctr.data.click_batch import ClickBatch
+from rowmill.ctr.models import DIEN
 from rowmill.ctr.ranked_rows import open_ranked_rows
 from rowmill.ctr.rows import Columns
 from rowmill.ctr.task import ClickTask, Log
+from rowmill.ctr.whole_batch import use_whole_batch
+from rowmill.train.ending import Ending, EndingOfRanks
 from rowmill.train.on_ranks import check_ranked, on_ranks, on_wire
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
+    from pathlib import Path
 
     from rich.console import Console
     from torch import Tensor
@@ -29,6 +34,10 @@ if TYPE_CHECKING:
     from rowmill.config.config import Config
     from rowmill.ctr.ranked_rows import RankedClickRows
     from rowmill.distributed import Ranks
+
+_SEEN_S = 60.0
+"""Longest wait for a file that rank 0 sees."""
+_LOOK_AGAIN_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,7 @@ class RankedClickTask(ClickTask):
     ) -> None:
         self._ranks = ranks
         super().__init__(config, log, rows, device)
+        use_whole_batch(self.model, ranks)
         # Sum gradients in the order of ranks, so that a resumed run is bit-identical to an uninterrupted one.
         self._parallel = ranks.data_parallel(self.model, repeatable=True)
 
@@ -63,7 +73,28 @@ class RankedClickTask(ClickTask):
         logits = self._logits(self._parallel, batch, rows)
         labels = batch.labels.to(self.device)
         losses = binary_cross_entropy_with_logits(logits, labels, reduction="none")
-        return self._ranks.mean(losses), logits.detach().cpu()
+        loss = self._ranks.mean(losses)
+        if isinstance(self.model, DIEN) and self.model.auxiliary_losses is not None:
+            of_places = self.model.auxiliary_losses
+            places = self._ranks.total(torch.tensor(float(len(of_places))))
+            # In the graph also without a place: each rank's backward makes the same calls.
+            loss = loss + self.config.model.auxiliary * of_places.sum() / (2 * max(places, 1))
+        return loss, logits.detach().cpu()
+
+    def take(self, file: Path) -> None:
+        """As `ClickTask.take`; all ranks agree on the rows of the file. A collective."""
+
+        def read() -> tuple[bool, dict[str, Any]]:
+            _wait_for(file)
+            super(RankedClickTask, self).take(file)
+            self.identity |= on_wire(self.config)
+            return True, self.identity
+
+        self._ranks.agree(read, "the data")
+
+    def ending(self) -> Ending:
+        """The end of a run that follows a folder, on which all ranks agree."""
+        return EndingOfRanks(self._ranks)
 
     def predict(self, batch: ClickBatch) -> Tensor:
         """Logits of this rank's rows."""
@@ -129,6 +160,13 @@ class OfAllRanks:
         self.rows = 0
 
 
+def _wait_for(file: Path) -> None:
+    """Wait until this rank sees a file that rank 0 sees: network file systems show new names some seconds late."""
+    deadline = time.monotonic() + _SEEN_S
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(_LOOK_AGAIN_S)
+
+
 @contextmanager
 def open_ranked_clicks(
     config: Config, console: Console, threads: int
@@ -159,5 +197,4 @@ def open_ranked_clicks(
 
 def check_ranked_clicks(config: Config) -> None:
     """Raise `ConfigError` for a setting that only a run of one process supports; it names the setting."""
-    dien = "model.kind = 'dien', which has an auxiliary loss,"
-    check_ranked(config, {dien: config.model.kind == "dien"})
+    check_ranked(config, {})

@@ -10,7 +10,7 @@ import numpy as np
 
 from rowmill.ctr.data import open_source
 from rowmill.ctr.data.schema import schema_from
-from rowmill.ctr.identity import check_of_first_rows
+from rowmill.ctr.identity import CHECKED_ROWS, FirstRows
 from rowmill.errors import DataError, StoreCorrupt
 from rowmill.train.found_run import described_run, has_checkpoint, rows_of, saved_sizes
 from rowmill.train.identity import CHECKSUM, DATA_ROWS
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KnownData:
-    """Data that the run was trained on with other columns.
+    """Data that begins with the rows of a part.
 
     Attributes:
         part: The part whose first rows are those of the data.
@@ -44,7 +44,7 @@ class KnownData:
 
 @dataclass(frozen=True)
 class SavedColumns:
-    """What a checkpoint of a click model says of its log.
+    """The description of the log in a checkpoint of a click model.
 
     Attributes:
         schema: The columns.
@@ -62,7 +62,7 @@ class SavedColumns:
 
     @classmethod
     def found(cls, config: Config) -> Self | None:
-        """Those of the run that is resumed or continued; None without a checkpoint that can be read."""
+        """The columns of the run that is resumed or continued; None without a checkpoint that can be read."""
         rows = rows_of(config)
         if not config.train.resume or not has_checkpoint(rows):
             return None
@@ -100,21 +100,26 @@ class SavedColumns:
         )
 
     def known(self, path: Path, schema: Schema) -> KnownData | None:
-        """Whether data begins with the rows of a part that was read with other columns than these.
+        """Whether data begins with the rows of a part whose checksum the data itself does not have.
 
-        The checksum of a part is one of its columns, so data is read with the columns of each part: its first rows.
+        That is a part with other columns, since its checksum is of these, or one of fewer rows than are checked. The first rows
+        of the data are read once with the columns of each part.
         """
-        checks: dict[tuple[Any, ...], tuple[int, str] | None] = {}
+        first: dict[tuple[Any, ...], FirstRows | None] = {}
         for number, (part, of) in enumerate(self.parts):
             key = _read_by(of)
-            if key == _read_by(schema):
+            if key == _read_by(schema) and part.rows >= CHECKED_ROWS:
                 continue
-            if key not in checks:
-                checks[key] = _check(path, of)
-            found = checks[key]
-            if found is not None and found[1] == part.checksum:
+            if key not in first:
+                first[key] = _first_rows(path, of)
+            found = first[key]
+            if found is None:
+                continue
+            if found.begin_with(part) or (
+                key != _read_by(schema) and found.check() == part.checksum
+            ):
                 last = number + 1 == len(self.parts)
-                return KnownData(part, found[0], last and self.has_current)
+                return KnownData(part, found.rows, last and self.has_current)
         return None
 
 
@@ -123,10 +128,9 @@ def _read_by(schema: Schema) -> tuple[Any, ...]:
     return (*schema.labels, None, *schema.dense, None, *schema.ids, schema.histories, schema.places)
 
 
-def _check(path: Path, schema: Schema) -> tuple[int, str] | None:
-    """Number of rows and checksum; None if the data cannot be read with these columns."""
+def _first_rows(path: Path, schema: Schema) -> FirstRows | None:
+    """The first rows of data; None if it cannot be read with these columns."""
     try:
-        source = open_source(path, schema)
-        return source.rows, check_of_first_rows(source)
+        return FirstRows(open_source(path, schema))
     except DataError:
         return None

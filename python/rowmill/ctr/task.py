@@ -21,7 +21,7 @@ from rowmill.ctr.data import CRITEO, Vocabulary, batches, id_way, load_schema, o
 from rowmill.ctr.data.generate import TEACHER_FILE, generate, generated_schema, teacher_scores
 from rowmill.ctr.data.sequences import SEQUENCES_FILE, load_sequences, make_sequences
 from rowmill.ctr.data.source import NoRows, check_log, is_log_name
-from rowmill.ctr.identity import click_identity
+from rowmill.ctr.identity import FirstRows, click_identity
 from rowmill.ctr.metrics import ClickMetrics, TestMetrics, of_label
 from rowmill.ctr.models import DIEN
 from rowmill.ctr.rows import plain_rows, stored_rows, table_sizes
@@ -29,13 +29,14 @@ from rowmill.ctr.saved_columns import SavedColumns
 from rowmill.errors import DataError
 from rowmill.train.backend import CPU
 from rowmill.train.dense import dense_optimizer, dense_precision
+from rowmill.train.ending import Ending
 from rowmill.train.identity import CHECKSUM, unknown_data
 from rowmill.train.rows import row_optimizer
 from rowmill.train.state import dense_parameters
 from rowmill.train.task import announced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from pathlib import Path
 
     from rich.console import Console
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from rowmill.ctr.data import ClickBatch, IdWay, Schema, Source
     from rowmill.ctr.data.sequences import Sequences
     from rowmill.ctr.rows import ClickRows
+    from rowmill.train.parts import Part
 
 TEST_BATCH = 4096
 _M = TypeVar("_M")
@@ -60,7 +62,7 @@ class Log:
         train_rows: Number of training rows, from the first.
         candidates: For a log of sequences, the number of test rows per list of candidates; else None.
         identity: Settings and properties of the log that must be equal when a run resumes.
-        saved: What the checkpoint of the run says of its log, if it goes on.
+        saved: The description of the log in the checkpoint of a continued run.
         change: How the columns of the log change, if they do.
         sizes: The number of ids of each table; None: any 64-bit id.
     """
@@ -191,6 +193,18 @@ class ClickTask:
             self.log, source=source, way=way, train_rows=rows, identity=self.identity
         )
         self.train_rows = rows
+
+    def begins_with(self, parts: Sequence[Part]) -> int | None:
+        """The number, from 1, of the part with whose first rows the data begins; None if there is none."""
+        first = FirstRows(self.log.source)
+        for number, part in enumerate(parts, 1):
+            if part.checksum == self.identity[CHECKSUM] or first.begin_with(part):
+                return number
+        return None
+
+    def ending(self) -> Ending:
+        """The end of a run that follows a folder."""
+        return Ending()
 
     def lookahead(self, batch: ClickBatch, *, steps: int) -> None:
         """Prefetch the rows of a batch."""
@@ -347,7 +361,7 @@ def _schema(config: Config, sequences: Sequences | None, saved: SavedColumns | N
 def _of_run(
     config: Config, saved: SavedColumns | None, given: Schema
 ) -> tuple[Schema, ChangedColumns | None]:
-    """The columns of a log that the model uses, as those of the run that goes on, and how they change."""
+    """The columns of a log that the model uses, in the order of the continued run, and how they change."""
     schema = schema_for(config.model, given)
     if saved is None:
         return schema, None

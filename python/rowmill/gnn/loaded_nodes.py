@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 class LoadedNodes(LoadedRun):
     """A graph neural network. `transform` takes distinct node numbers, as int64 tensor, array or sequence.
 
-    `scored` and `evaluate` take the graph of the run, an `.npz` file. Part "all" is every node, the others are those of the
+    `scored` and `evaluate` take the graph of the run, an `.npz` file. Part "all" is every node; the other parts are those of the
     split of the run. Columns of the scores: `node`, `predicted` (the class with the highest score) and `scores` (one per
-    class). Their batches are those of the trainer for parts "valid" and "test".
+    class). For parts "valid" and "test" the batches equal those of the trainer.
 
     The graph is read when it is first needed: `tables` are there without it. `model` is the network that the trainer tests:
-    with `gnn.choose = "best"` the best one so far on validation nodes, else, and before the first validation, the last one.
+    with `gnn.choose = "best"` the best one so far on validation nodes; otherwise, or before the first validation, the last one.
     It is called as `model(vectors, blocks)`.
     """
 
@@ -57,7 +57,7 @@ class LoadedNodes(LoadedRun):
         path = self._path
         if path is None or not path.exists():
             raise DataError(
-                f"the graph of the run, {path}, does not exist, and scores of nodes need it: put it back, or say where it is "
+                f"the graph of the run, {path}, does not exist, and scores of nodes need it: restore it, or pass its new path "
                 "now with --graph (data= of rowmill.load)"
             )
         return self._checked(path)

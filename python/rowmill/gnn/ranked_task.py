@@ -9,6 +9,7 @@ the same steps, up to the order of sums; without dropout those of one process to
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.nn.functional import cross_entropy
@@ -16,7 +17,15 @@ from torch.nn.functional import cross_entropy
 from rowmill.config.setting import ConfigError
 from rowmill.gnn.identity import node_identity
 from rowmill.gnn.metrics import NodeMetricsOfAllRanks
-from rowmill.gnn.task import NodeTask, fill, has_feature_rows, node_table, read_graph, split_of
+from rowmill.gnn.task import (
+    NodeTask,
+    change_of,
+    fill,
+    has_feature_rows,
+    node_table,
+    read_graph,
+    split_of,
+)
 from rowmill.nn import Feature
 from rowmill.nn.ragged import RaggedBatch
 from rowmill.train.on_ranks import check_ranked, on_ranks, on_wire
@@ -33,6 +42,7 @@ if TYPE_CHECKING:
     from rowmill.distributed.collection import Prepared
     from rowmill.gnn import NodeBatch
     from rowmill.gnn.node_graph import NodeGraph, NodeSplit
+    from rowmill.gnn.task import NewGraph
     from rowmill.store.store import Store
     from rowmill.store.tables import Table
     from rowmill.train.on_ranks import OnRanks
@@ -92,9 +102,12 @@ class RankedNodeTask(NodeTask):
         split: NodeSplit,
         rows: RankedNodeRows,
         identity: dict[str, Any],
+        change: NewGraph | None = None,
     ) -> None:
         ranks = rows.ranks
-        super().__init__(config, graph, split, rows, identity, rank=ranks.rank, ranks=ranks.count)
+        super().__init__(
+            config, graph, split, rows, identity, change, rank=ranks.rank, ranks=ranks.count
+        )
         self.window = self._metrics()
         # Sum gradients in the order of ranks, so that a resumed run is bit-identical to an uninterrupted one.
         self._parallel = ranks.data_parallel(self.model.network, repeatable=True)
@@ -122,6 +135,17 @@ class RankedNodeTask(NodeTask):
         return self.rows.collection(self.rows.ids_of(batch))
 
 
+@dataclass(frozen=True)
+class _Data:
+    """The graph of a run, with its split and identity, what is new about it, and the number of nodes that have rows."""
+
+    graph: NodeGraph
+    split: NodeSplit
+    identity: dict[str, Any]
+    change: NewGraph | None
+    nodes: int
+
+
 @contextmanager
 def open_ranked_nodes(config: Config, console: Console, threads: int) -> Generator[RankedNodeTask]:
     """Open the task of the settings on this rank of torchrun, with its store."""
@@ -129,19 +153,21 @@ def open_ranked_nodes(config: Config, console: Console, threads: int) -> Generat
     with on_ranks(config) as here:
         named, ranks = here.config, here.ranks
 
-        def read() -> tuple[tuple[NodeGraph, NodeSplit, dict[str, Any]], dict[str, Any]]:
+        def read() -> tuple[_Data, dict[str, Any]]:
             graph = read_graph(named, console)
             split = split_of(named, graph)
             identity = node_identity(named, graph, split) | on_wire(named)
-            return (graph, split, identity), identity
+            change, nodes = change_of(named, graph, identity)
+            return _Data(graph, split, identity, change, nodes), identity
 
-        graph, split, identity = here.agree_on_data(read)
-        sizes = {"features": graph.nodes, "nodes": graph.nodes}
+        data = here.agree_on_data(read)
+        graph, identity = data.graph, data.identity
+        sizes = {"features": data.nodes, "nodes": data.nodes}
         with open_ranked_store(named, here, threads=threads, identity=identity, sizes=sizes) as (
             store,
             checkpoint,
         ):
-            table = node_table(store, named, graph, graph.nodes)
+            table = node_table(store, named, graph, data.nodes)
             has_features = has_feature_rows(named, graph)
             rows = RankedNodeRows(
                 named,
@@ -152,7 +178,7 @@ def open_ranked_nodes(config: Config, console: Console, threads: int) -> Generat
                 checkpoint=checkpoint,
                 trained=not has_features,
             )
-            if has_features and checkpoint.number == 0:
+            if has_features and (data.change is not None or checkpoint.number == 0):
 
                 def write() -> tuple[tuple[()], dict[str, Any]]:
                     fill(table, graph, named, lambda nodes: rows.collection.kept_here(table, nodes))
@@ -160,7 +186,7 @@ def open_ranked_nodes(config: Config, console: Console, threads: int) -> Generat
 
                 ranks.agree(write, "the features")
             here.folder.begin(console)
-            yield RankedNodeTask(named, graph, split, rows, identity)
+            yield RankedNodeTask(named, graph, data.split, rows, identity, data.change)
 
 
 def check_ranked_nodes(config: Config) -> None:

@@ -67,7 +67,7 @@ class ChosenModel(nn.Module):
 
 
 class NewGraph:
-    """The change of a run that goes on with a new graph: metrics on its validation nodes are compared anew.
+    """The change of a run that is continued with a new graph: the best model is chosen again, on its validation nodes.
 
     It is a `rowmill.train.state.Change`.
     """
@@ -125,17 +125,8 @@ class NodeTask:
             lr=config.train.dense_lr,
             weight_decay=config.gnn.weight_decay,
         )
-        settings = config.gnn
         self._part = (rank, ranks)
-        self._batches = _batches_of(
-            config,
-            graph,
-            split.train,
-            settings.fanouts,
-            config.train.batch,
-            replace=settings.replace,
-            part=self._part,
-        )
+        self._batches = batches_to_train(config, graph, split.train, part=self._part)
         self.train_rows = len(self._batches)
 
     def batches(self, epoch: int, start: int) -> Iterator[NodeBatch]:
@@ -239,7 +230,7 @@ def open_nodes(config: Config, console: Console, threads: int) -> Generator[Node
     graph = read_graph(config, console)
     split = split_of(config, graph)
     identity = node_identity(config, graph, split)
-    change, nodes = _change(config, graph, identity)
+    change, nodes = change_of(config, graph, identity)
     sizes = {"features": nodes, "nodes": nodes}
     with open_rows(config, threads=threads, identity=identity, sizes=sizes) as store:
         table = node_table(store, config, graph, nodes)
@@ -248,10 +239,10 @@ def open_nodes(config: Config, console: Console, threads: int) -> Generator[Node
         yield NodeTask(config, graph, split, StoredRows(store, [table], console), identity, change)
 
 
-def _change(
+def change_of(
     config: Config, graph: NodeGraph, identity: dict[str, Any]
 ) -> tuple[NewGraph | None, int]:
-    """The change of a run that goes on with this graph, if it is a new one, and the number of nodes of the run.
+    """The change of a run that is continued with this graph, if the graph is new, and the number of nodes of the run.
 
     Raises:
         ConfigError: The graph has fewer nodes than the run: numbers of nodes stay.
@@ -276,6 +267,26 @@ def check_splits(config: Config, console: Console) -> None:
     graph = read_graph(config, console)
     for number in range(config.gnn.split, config.gnn.split + config.gnn.splits):
         split_of(config, graph, number)
+
+
+def batches_to_train(
+    config: Config,
+    graph: NodeGraph,
+    nodes: NDArray[np.int64],
+    *,
+    part: tuple[int, int | None] = (0, None),
+) -> NodeBatches:
+    """Nodes with sampled neighbours, as they are trained on. `part`: as for `batches_to_test`."""
+    settings = config.gnn
+    return _batches_of(
+        config,
+        graph,
+        nodes,
+        settings.fanouts,
+        config.train.batch,
+        replace=settings.replace,
+        part=part,
+    )
 
 
 def batches_to_test(
@@ -355,7 +366,7 @@ def graph_of(config: Config, path: Path) -> NodeGraph:
 
 
 def split_of(config: Config, graph: NodeGraph, number: int | None = None) -> NodeSplit:
-    """A split of the nodes; None: that of the settings."""
+    """A split of the nodes, by number; None: the number `gnn.split`."""
     return graph.split(
         config.gnn.split if number is None else number,
         train_per_class=config.gnn.train_per_class,

@@ -229,7 +229,7 @@ class _Partitioned:
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Yield for each buffer the bounds of its partitions `[n, 2]` and its triples.
 
-        The numbering of partitions in BETA order is drawn anew on each call.
+        The numbering of partitions in BETA order is drawn again on each call.
         """
         name = random.permutation(self._partitions)
         for buffer, buckets in beta_order(self._partitions, min(capacity, self._partitions)):

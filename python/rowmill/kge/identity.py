@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def graph_identity(config: Config, graph: Graph, *, examples: int) -> dict[str, Any]:
-    """The settings of the task and the checksum of its graph, by name; `examples` are those of an epoch."""
+    """The settings of the task and the checksum of its graph, by name; `examples` is their number in an epoch."""
     settings = config.as_dict()["kge"]
     # The number of validations only adds points to the curves.
     del settings["validate_every"]

@@ -64,7 +64,7 @@ class LoadedTriples(LoadedRun):
 
     Texts are names, integers are numbers; `#12` is the number 12 where it is not a name. `scored` and `evaluate` take such a
     file (TSV; Parquet with the columns head, relation and tail; `.npy`), or a folder with train.tsv, valid.tsv and test.tsv,
-    of which a part is read. The score of a triple is that of the query for its tail. Columns of the scores: `head`,
+    of which a part is read. The score of a triple is the score of the query for its tail. Columns of the scores: `head`,
     `relation`, `tail` and `score`.
     """
 
@@ -118,7 +118,7 @@ class LoadedTriples(LoadedRun):
     def evaluate(self, data: Path, part: str | None = None) -> dict[str, float | None]:
         """MRR and hits@k of filtered ranking.
 
-        Known triples are left out: those of the folder `data`, or, for a file, its own and those of the run's graph.
+        Known triples are left out: the triples of the folder `data`, or, for a file, of the file and of the run's graph.
         """
         file = self._file(data, part)
         triples = self._triples(self._columns(file), str(file))
@@ -197,7 +197,7 @@ class LoadedTriples(LoadedRun):
         path = self._data or self.config.data.path
         if path is None or not path.exists():
             raise DataError(
-                f"the graph of the run, {path}, does not exist: put it back, or say where it is now with --graph (data= of "
+                f"the graph of the run, {path}, does not exist: restore it, or pass its new path with --graph (data= of "
                 "rowmill.load)"
             )
         entities, relations = (self._names_of_run[kind] for kind in NAME_FILES)

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from rowmill.kge.ranking import AnswerRanks
+from rowmill.kge.saved_names import SavedNames, put_reciprocals, take_reciprocals
 from rowmill.kge.task import (
     GraphTask,
     LossWindow,
@@ -74,6 +76,19 @@ class RankedGraphRows(RankedRows):
         """The rows of entities and relations, each `[n]`. A collective."""
         found = self.collection(self._asked(entities, relations))
         return self.rows_of(found, len(entities), len(relations))
+
+    def move_reciprocals(self, before: int, after: int) -> None:
+        """Move the rows of reciprocal relations to their new numbers, after relations were added. A collective."""
+        _, relations = self.tables
+        of_ranks = self.ranks.gather(take_reciprocals(relations, before))
+        ids, weights, state = (np.concatenate(of_all) for of_all in zip(*of_ranks, strict=True))
+        # All ranks have the rows of a replicated table.
+        ids, first = np.unique(ids, return_index=True)
+        moved_by = after - before
+        here = self.collection.kept_here(relations, torch.from_numpy(ids + moved_by)).numpy()
+        mine = np.isin(ids + moved_by, here)
+        kept = first[mine]
+        put_reciprocals(relations, ids[mine], weights[kept], state[kept], moved_by=moved_by)
 
     def _asked(self, entities: Tensor, relations: Tensor) -> RaggedBatch:
         names = [table.name for table in self.tables]
@@ -167,12 +182,15 @@ def open_ranked_graph(config: Config, console: Console, threads: int) -> Generat
     with on_ranks(config) as here:
         named, ranks = here.config, here.ranks
 
-        def read() -> tuple[tuple[Graph, GraphBatches, dict[str, Any]], dict[str, Any]]:
-            graph, batches, identity = graph_of(named, None, rank=ranks.rank, ranks=ranks.count)
+        def read() -> tuple[
+            tuple[Graph, GraphBatches, dict[str, Any], SavedNames | None], dict[str, Any]
+        ]:
+            saved = SavedNames.found(named)
+            graph, batches, identity = graph_of(named, saved, rank=ranks.rank, ranks=ranks.count)
             identity |= on_wire(named)
-            return (graph, batches, identity), identity
+            return (graph, batches, identity, saved), identity
 
-        graph, batches, identity = here.agree_on_data(read)
+        graph, batches, identity, saved = here.agree_on_data(read)
         sizes = table_sizes(named, graph)
         with open_ranked_store(named, here, threads=threads, identity=identity, sizes=sizes) as (
             store,
@@ -193,6 +211,9 @@ def open_ranked_graph(config: Config, console: Console, threads: int) -> Generat
                 here=here,
                 checkpoint=checkpoint,
             )
+            before, after = None if saved is None else len(saved.relations), graph.relation_count
+            if named.kge.reciprocal and before not in (None, after):
+                rows.move_reciprocals(before, after)
             here.folder.begin(console)
             yield RankedGraphTask(named, graph, rows, batches, identity)
 

@@ -1,4 +1,4 @@
-"""`SavedNames`: the entities and relations of a run that goes on with new triples, and what their numbers need.
+"""`SavedNames`: names and numbers of entities and relations of a run that is continued with new triples.
 
 Known entities and relations keep their numbers, and new ones follow. The reciprocal of relation r has the row `relations + r`, so
 the rows of reciprocals move when relations are added.
@@ -16,6 +16,8 @@ from rowmill.kge.names import NAME_FILES, Names
 from rowmill.train.found_run import saved_run
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from rowmill.config.config import Config
     from rowmill.store.tables import Table
 
@@ -29,7 +31,7 @@ class SavedNames:
 
     @classmethod
     def found(cls, config: Config) -> Self | None:
-        """Those of the run that is continued; None for a run that has only its first data.
+        """The names of the run that is continued; None for a run that has only its first data.
 
         Raises:
             DataError: A checkpoint of an older build has no names, and the folder of the run lacks them.
@@ -53,11 +55,29 @@ class SavedNames:
 
 
 def move_reciprocals(relations: Table, before: int, after: int) -> None:
-    """Move the rows of reciprocals to their numbers among more relations."""
+    """Move the rows of reciprocal relations to their new numbers, after relations were added."""
+    put_reciprocals(relations, *take_reciprocals(relations, before), moved_by=after - before)
+
+
+def take_reciprocals(
+    relations: Table, before: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    """Delete the rows of the reciprocals of this many relations, and return their ids, weights and state."""
     ids = np.arange(before, 2 * before)
     existing = ids[np.asarray(relations.contains(ids))]
     weights, state = relations.get(existing), relations.get_state(existing)
     relations.delete(existing)
-    moved = existing + (after - before)
-    relations.put(moved, weights)
-    relations.put_state(moved, state)
+    return existing, np.asarray(weights), np.asarray(state)
+
+
+def put_reciprocals(
+    relations: Table,
+    ids: NDArray[np.int64],
+    weights: NDArray[np.float32],
+    state: NDArray[np.float32],
+    *,
+    moved_by: int,
+) -> None:
+    """Write rows that `take_reciprocals` returned at larger ids."""
+    relations.put(ids + moved_by, weights)
+    relations.put_state(ids + moved_by, state)

@@ -93,7 +93,7 @@ class Scorer:
         return torch.cat([part.diagonal() for part in parts])
 
     def of_triples(self, triples: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Scores of triples `[n, 3]` of head, relation and tail, `[n]`: those of the queries for their tails."""
+        """Scores of triples `[n, 3]` of head, relation and tail, `[n]`: the scores of the queries for their tails."""
         heads, relations, tails = (np.ascontiguousarray(column) for column in triples.T)
         queries = self.queries(heads, relations, heads_asked=False)
         found = [

@@ -131,7 +131,7 @@ _INITIALIZERS: dict[str, type[Initializer]] = {
 def state_of_weights(
     optimizer: OptimizerSpec, weights: NDArray[np.float32]
 ) -> NDArray[np.float32] | None:
-    """The optimizer state from which rows of given weights `[n, dim]` go on; None: that of a new row.
+    """The optimizer state that corresponds to given weights `[n, dim]`; None: the state of a new row.
 
     Only FTRL needs one, because it computes weights from its state.
     """

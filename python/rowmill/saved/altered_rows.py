@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rowmill.optim.specs import FTRL, SGD, Adam, RowwiseAdagrad, RowwiseAdam, state_of_weights
+from rowmill.optim.specs import FTRL, SGD, Adam, RowwiseAdagrad, state_of_weights
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -28,7 +28,7 @@ class AlteredTable:
         table: The new table, in another store; it has no rows yet.
         dim: The old dim.
         optimizer: The old optimizer.
-        names: The names of the weights of old and new rows: those of equal names are kept; None: all are.
+        names: The names of the weights of old and new rows. Weights of equal names are kept; None: all are kept.
         steps: Optimizer steps of the old table.
     """
 
@@ -54,14 +54,9 @@ class AlteredTable:
         return type(self.optimizer) is type(self.table.optimizer)
 
     def begin(self) -> None:
-        """Count on from the steps of the old table, by which Adam corrects the bias of the state that is kept."""
-        if not self.keeps_state or not isinstance(self.optimizer, Adam | RowwiseAdam):
-            return
-        # Only steps count: take as many on one row, at a rate of 0, and delete it. A million takes some seconds.
-        one, gradient = np.zeros(1, np.int64), np.zeros((1, self.table.dim), np.float32)
-        for _ in range(self.steps):
-            self.table.core.rmw(one, gradient, 0.0, None)
-        self.table.delete(one)
+        """Continue the step count of the old table, by which Adam corrects the bias of the state that is kept."""
+        if self.keeps_state:
+            self.table.core.set_steps(self.steps)
 
     def put(self, batch: ChangedRows) -> None:
         """Write rows and their optimizer state."""
@@ -95,15 +90,15 @@ class AlteredTable:
         return state
 
 
-def copy_rows(changes: Changes, tables: Mapping[str, AlteredTable]) -> int:
-    """Write all rows into the new tables; returns their number. One batch at a time is in memory."""
+def copy_rows(changes: Changes, tables: Mapping[str, AlteredTable]) -> dict[str, int]:
+    """Write all rows into the new tables; returns their number by table. One batch at a time is in memory."""
     for table in tables.values():
         table.begin()
-    count = 0
+    count = dict.fromkeys(tables, 0)
     for batch in changes:
         if len(batch.ids):
             tables[batch.table].put(batch)
-            count += len(batch.ids)
+            count[batch.table] += len(batch.ids)
     return count
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from contextlib import closing
@@ -14,14 +15,14 @@ import torch
 import rowmill
 from rowmill import _core
 from rowmill.config.setting import ConfigError
-from rowmill.distributed import take_lock
+from rowmill.distributed import NewCheckpoint, checkpoint_of_ranks, saved_state, take_lock
 from rowmill.errors import StoreFull, StoreLocked
 from rowmill.files import link_or_copy, make_durable, sync_folder
 from rowmill.optim.specs import initializer_from_dict, optimizer_from_dict
 from rowmill.saved.altered_rows import AlteredTable, copy_rows
 from rowmill.saved.altered_settings import altered_settings, of_tables
 from rowmill.saved.new_files import check_new, new_folder
-from rowmill.saved.saved_run import SavedRun
+from rowmill.saved.saved_run import SavedRun, folder_of_rows
 from rowmill.store.changes import Changes
 from rowmill.train.rows import check_tables, new_table
 from rowmill.train.run_files import (
@@ -49,6 +50,8 @@ _RESIZING = {
 }
 """What depends on the dim in each task, by name: tasks import this package."""
 _NAMES = ("entities.txt", "relations.txt")
+_STATE = ("model", "optimizer", "random")
+"""What a checkpoint of many ranks has in a file of its own."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Altered:
         config: The settings of the new run.
         rows: Number of rows.
         tables: Number of tables.
-        begun_anew: Tables whose optimizer state begins anew.
+        begun_anew: Tables whose optimizer state was reset.
     """
 
     config: Config
@@ -76,7 +79,7 @@ def alter(
     flags: Mapping[tuple[str, str], Any] | None = None,
     tables: Sequence[str] = (),
 ) -> Altered:
-    """Write a run with another dim, optimizer of rows, or parameters of it. The old run stays as it is.
+    """Copy a run with another dim, row optimizer, or optimizer parameters. The old run does not change.
 
     The new run is at the position of the old one in its data. Rows keep their weights as far as the new dim reaches; new
     weights have the initial values of their table. Optimizer state is kept if the optimizer is the same.
@@ -95,34 +98,29 @@ def alter(
         StoreFull: The disk is full. Nothing is at `out` then.
     """
     check_new(out)
-    saved = SavedRun.open(run)
-    if saved.of_ranks:
-        raise ConfigError(
-            f"{saved.folder} was written by many ranks: alter works with runs of one process, whose rows are in one store"
-        )
-    config = altered_settings(saved.config, file, flags or {}, of_tables(tables), out)
-    specs = saved.specs()
-    check_tables(config, [spec["name"] for spec in specs])
-    if config.train.task == "gnn" and config.gnn.rows == "features":
-        raise ConfigError(
-            f'{saved.folder} is of a run with gnn.rows = "features": its rows are the features of the graph, which have its '
-            "width and no optimizer; there is nothing to alter"
-        )
-    resizing: Resizing | None = None
-    if config.model.dim != saved.config.model.dim:
-        resizing = resolve_name(_RESIZING[config.train.task])(saved, config)
+    rows = folder_of_rows(run)
+    if out.resolve().is_relative_to(rows.resolve()):
+        raise ConfigError(f"--out {out} is in the folder of the rows of RUN: give another path")
     try:
-        lock = take_lock(saved.folder)
+        lock = take_lock(rows)
     except StoreLocked:
         raise StoreLocked(
-            f"{saved.folder} is open for writing in another process: stop the run, then alter it"
+            f"{rows} is open for writing in another process: stop the run, then alter it"
         ) from None
     try:
+        saved = SavedRun.open(run)
+        config = altered_settings(saved.config, file, flags or {}, of_tables(tables), out)
+        _check(saved, config)
+        resizing: Resizing | None = None
+        if config.model.dim != saved.config.model.dim:
+            resizing = resolve_name(_RESIZING[config.train.task])(saved, config)
         with new_folder(out) as folder:
-            altered = _write(saved, config, specs, resizing, folder)
+            altered = _write(saved, config, resizing, folder)
             make_durable(folder)
         sync_folder(out.parent)
-    except StoreFull as error:
+    except OSError as error:
+        if not isinstance(error, StoreFull) and error.errno != errno.ENOSPC:
+            raise
         raise StoreFull(
             f"no space left for {out} on the disk of {out.parent}, and nothing was written there: free some space, or give a "
             f"path on another disk ({error})"
@@ -132,42 +130,66 @@ def alter(
     return altered
 
 
-def _write(
-    saved: SavedRun,
-    config: Config,
-    specs: list[dict[str, Any]],
-    resizing: Resizing | None,
-    folder: Path,
-) -> Altered:
-    core = _core.Changes.open(str(saved.folder), 0, saved.parts[0].at)
-    packed = core.attachment(ATTACHMENT)
-    assert packed is not None, "SavedRun has read it"
-    store = rowmill.open(
-        folder / "store",
-        memory=config.store.memory,
-        row_memory=config.store.row_memory,
-        seed=config.train.seed,
-    )
-    with closing(store):
-        tables = {spec["name"]: _table(store, config, spec, resizing) for spec in specs}
-        count = copy_rows(Changes(core), tables)
-        content = _altered_content(unpacked(packed), config, resizing)
-        names = files_of(content)
-        files = RunFiles({"config": settings_to_save(config)})
-        files.write(folder / "store")
-        for name in names.values():
-            read_run_file(saved.folder, name)
-            copy_run_file(saved.folder / name, folder / "store" / name)
-        names |= files.names
-        content["files"] = json.dumps(names)
-        torch.save(content, buffer := io.BytesIO())
-        attached = {ATTACHMENT: buffer.getvalue(), FILES_ATTACHMENT: listed(names.values())}
-        store.checkpoint(attachments=attached)
+def _check(saved: SavedRun, config: Config) -> None:
+    check_tables(config, [spec["name"] for spec in saved.specs()])
+    if config.train.task == "gnn" and config.gnn.rows == "features":
+        raise ConfigError(
+            f'{saved.folder} holds a run with gnn.rows = "features": its rows are the features of the graph, which have its '
+            "width and no optimizer; there is nothing to alter"
+        )
+
+
+def _write(saved: SavedRun, config: Config, resizing: Resizing | None, folder: Path) -> Altered:
+    content = _altered_content(_content(saved), config, resizing)
+    names = files_of(content)
+    files = RunFiles({"config": settings_to_save(config)})
+    rows = folder / "store"
+    rows.mkdir()
+    files.write(rows)
+    for name in names.values():
+        read_run_file(saved.folder, name)
+        copy_run_file(saved.folder / name, rows / name)
+    names |= files.names
+    content["files"] = json.dumps(names)
+    checkpoint = None
+    if saved.of_ranks:
+        checkpoint = NewCheckpoint(rows, checkpoint_of_ranks(saved.folder, None)[0])
+    tables: dict[str, AlteredTable] = {}
+    count = 0
+    for rank, part in enumerate(saved.parts):
+        place = rows if checkpoint is None else checkpoint.next_part()
+        with closing(_new_store(place, config)) as store:
+            changes = _core.Changes.open(str(part.folder), 0, part.at)
+            tables = {
+                spec["name"]: _table(store, config, spec, resizing) for spec in changes.tables()
+            }
+            copied = copy_rows(Changes(changes), tables)
+            count += sum(
+                n for name, n in copied.items() if rank == 0 or name not in saved.replicated
+            )
+            if checkpoint is None:
+                torch.save(content, buffer := io.BytesIO())
+                attached = {ATTACHMENT: buffer.getvalue(), FILES_ATTACHMENT: listed(names.values())}
+                store.checkpoint(attachments=attached)
+            else:
+                checkpoint.save_part(store)
+    if checkpoint is not None:
+        state = {name: content.pop(name) for name in _STATE}
+        checkpoint.save(state, content)
     for name in _NAMES:
         if saved.out is not None and (saved.out / name).is_file():
             link_or_copy(saved.out / name, folder / name)
     anew = tuple(name for name, table in tables.items() if not table.keeps_state)
     return Altered(config, count, len(tables), anew)
+
+
+def _new_store(folder: Path, config: Config) -> Store:
+    return rowmill.open(
+        folder,
+        memory=config.store.memory,
+        row_memory=config.store.row_memory,
+        seed=config.train.seed,
+    )
 
 
 def _table(
@@ -187,6 +209,16 @@ def _table(
     )
     optimizer = optimizer_from_dict(spec["optimizer"])
     return AlteredTable(table, spec["dim"], optimizer, names, spec["steps"])
+
+
+def _content(saved: SavedRun) -> dict[str, Any]:
+    """What the checkpoint holds beside rows."""
+    if saved.of_ranks:
+        manifest, _ = checkpoint_of_ranks(saved.folder, None)
+        return {**manifest.position, **saved_state(saved.folder, manifest)}
+    packed = _core.Changes.open(str(saved.folder), 0, saved.parts[0].at).attachment(ATTACHMENT)
+    assert packed is not None, "SavedRun has read it"
+    return unpacked(packed)
 
 
 def _altered_content(

@@ -1,4 +1,4 @@
-"""The settings of a run after `rowmill alter`: those of the run, with another dim, row optimizer or parameters of it."""
+"""The settings of an altered run: the settings of the old run with another dim, row optimizer or optimizer parameters."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ class Scored:
     """Scores of a batch of examples, in the order of the data.
 
     Attributes:
-        scores: float32 `[n]` or `[n, K]`: what a `.npy` file holds.
-        columns: The columns of a Parquet file, by name; what `pyarrow.array` takes.
+        scores: float32 `[n]` or `[n, K]`, the content of a `.npy` file.
+        columns: The columns of a Parquet file, by name, as arguments of `pyarrow.array`.
     """
 
     scores: NDArray[np.float32]
@@ -54,14 +54,14 @@ class Scored:
 class LoadedRun(ABC):
     """A trained run, opened by `rowmill.load`. Use it in a `with` block, or call `close`.
 
-    Each task has a class of its own: `rowmill.ctr.LoadedClicks`, `rowmill.kge.LoadedTriples` and
+    Each task has its class: `rowmill.ctr.LoadedClicks`, `rowmill.kge.LoadedTriples` and
     `rowmill.gnn.LoadedNodes`.
 
     Attributes:
         folder: The folder of its rows.
         config: The settings of the run.
         step: Training steps before the checkpoint.
-        dropped: Tables that the run does not use any more.
+        dropped: Tables that the run no longer uses.
     """
 
     parts: ClassVar[tuple[str, ...]]
@@ -171,8 +171,8 @@ def load(
         run: Folder of the run (`--out`), or of its rows (`--store`, or one that `rowmill restore` has made).
         version: Name or number of a version (`rowmill versions`), or "best": the one with the best `checkpoint.best`; None:
             the last checkpoint.
-        memory: Memory budget for rows; None: that of the run.
-        data: Where the graph of a run with `--task kge` or `gnn` is now; None: where it was in training.
+        memory: Memory budget for rows; None: `store.memory` of the run.
+        data: Path of the graph of a run with `--task kge` or `gnn`; None: its path in training.
         scratch: Folder for a merged copy of the rows of a run of many ranks, which is removed by `close`; None: the folder
             for temporary files.
         rows: URL of a storage node that was filled from this run, `nvme+tcp://HOST:PORT/NQN`; None: the rows of the run.
@@ -181,7 +181,7 @@ def load(
     Raises:
         CheckpointMissing: The folder has no checkpoint of a run.
         InvalidInput: There is no such version; the message lists those that exist.
-        DataError: The graph is missing, or is not that of the run.
+        DataError: The graph is missing, or differs from the graph of the run.
         StoreCorrupt: A file is damaged; names the file.
 
     Examples:

@@ -1,4 +1,4 @@
-"""Files and folders of results: under a hidden name while they are written, so that a killed command leaves no half result."""
+"""Files and folders of results. They have a hidden name while they are written, so a killed command leaves no partial result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_new(out: Path) -> None:
 
 @contextmanager
 def new_file(out: Path) -> Generator[Path]:
-    """A hidden path beside `out`, to write a file; it gets the name `out` at the end, and is removed on an error."""
+    """A hidden path next to `out` for writing a file. The file is renamed to `out` at the end, and removed on an error."""
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         yield unfinished

@@ -66,7 +66,7 @@ class Resizing:
         return new
 
     def optimizer(self, old: dict[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The state of the dense optimizer for them; that of new weights is 0.
+        """The state of the dense optimizer for the new weights; entries without an old weight are 0.
 
         Args:
             old: The state dict of the optimizer.

@@ -1,6 +1,6 @@
 """A checkpoint of a run of `rowmill train`, of any task, read without its training data.
 
-RUN is the folder given to `--out`, or the folder of its rows: `--store`, or one that `rowmill restore` has made. The
+RUN is the folder given to `--out`, or the folder of its rows: `--store`, or a folder that `rowmill restore` has made. The
 checkpoint is the last one or a version, of one process or of many ranks. The run may be training.
 """
 
@@ -146,12 +146,12 @@ class SavedRun:
         Args:
             run: The folder of the run, or of its rows.
             version: Name or number of a version, or "best": the one with the best `checkpoint.best`; None: the last checkpoint.
-            memory: Memory budget for reading rows; None: that of the run.
+            memory: Memory budget for reading rows; None: `store.memory` of the run.
             scratch: Folder for a merged copy of the rows of many ranks; None: the folder for temporary files.
-            node: Where the rows are read instead.
+            node: A storage node from which rows are read instead; None: the store of the run.
 
         Raises:
-            CheckpointMissing: There is none, or it is older than files of runs.
+            CheckpointMissing: There is no checkpoint, or an older version of rowmill wrote it.
             StoreCorrupt: A file of it is damaged; names the file.
             InvalidInput: There is no such version; the message lists those that exist.
         """

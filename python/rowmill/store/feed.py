@@ -121,7 +121,7 @@ class ChangeFeed:
 
         Raises:
             InvalidInput: `poll_s` is 0 or negative.
-            FeedGap: The next frame was deleted, or the feed was started anew: follow again with
+            FeedGap: The next frame was deleted, or the feed was started again: follow again with
                 `since=None`, from an empty copy.
             FeedMissing: The store publishes no feed.
             StoreCorrupt: A frame is damaged. No event of this frame or a later one was yielded.
@@ -136,7 +136,7 @@ class ChangeFeed:
         while True:
             event = reader.poll()
             if event is not None:
-                yield _event(event)
+                yield feed_event(event)
                 idle_since = time.monotonic()
                 continue
             if timeout_s is not None and time.monotonic() - idle_since >= timeout_s:
@@ -158,7 +158,8 @@ class ChangeFeed:
         return reader
 
 
-def _event(event: dict[str, Any]) -> FeedEvent:
+def feed_event(event: dict[str, Any]) -> FeedEvent:
+    """The event that the binding describes."""
     sequence, published_ns = event["sequence"], event["published_ns"]
     match event["kind"]:
         case "rows":

@@ -19,7 +19,7 @@ from rowmill.optim.specs import state_of_weights
 from rowmill.size import check_int
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -41,12 +41,13 @@ def load_rows(
     vectors: str | None = None,
     ids: str | os.PathLike[str] | None = None,
     batch_rows: int = 16_384,
+    kept: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None,
 ) -> int:
-    """Put the vectors of a file into a table, in batches; returns the number of rows.
+    """Write the vectors of a file to rows of a table, in batches; returns the number of vectors in the file.
 
     Vectors are float16, bfloat16, float32 or float64, and finite. They become float32. Optimizer state of rows is not
-    changed, except that of FTRL, whose weights follow from its state. Of repeated ids the last one wins. Nothing is durable
-    before the next checkpoint of the store: after an error, a part of the rows may have been put.
+    changed, except for FTRL, which computes weights from its state. If an id is repeated, its last vector is used. Rows are
+    durable after the next checkpoint of the store. After an error, some of the rows may have been written.
 
     Args:
         table: A table that was opened for writing.
@@ -57,6 +58,7 @@ def load_rows(
             integers `[n]`; None: `NAME.ids.npy` beside `NAME.npy` if it exists. Without ids, the id is the number of the
             row, from 0.
         batch_rows: Most rows to read at once.
+        kept: Selects from distinct ids, int64 [n], those to write; None: all. The others are checked and counted only.
 
     Raises:
         DataError: The file is missing or damaged, or its vectors or ids do not fit the table; names file, row and value.
@@ -92,10 +94,13 @@ def load_rows(
     for numbers, weights in batches:
         if len(numbers):
             _check(path, table, numbers, weights, count)
+            count += len(numbers)
+            if kept is not None:
+                mine = np.isin(numbers, kept(np.unique(numbers)))
+                numbers, weights = numbers[mine], weights[mine]
             table.put(numbers, weights)
             if (state := state_of_weights(table.optimizer, weights)) is not None:
                 table.put_state(numbers, state)
-            count += len(numbers)
     return count
 
 

@@ -1,4 +1,4 @@
-"""How the tables of a store are spread over ranks, if it is the store of one of many ranks."""
+"""How the tables are spread over ranks, for a store that belongs to one of many ranks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ class Sharding:
 
     Attributes:
         setting: Placements as given to `rowmill.distributed.Checkpoint.open`; None: not given.
-        chosen: The placement of every table that the checkpoint has or a collection shards, by name.
+        chosen: The placement of every table that the checkpoint has or a collection shards, by name. Tables whose placement
+            is still to be planned have none.
+        kept: Whether checkpoints keep `chosen`.
     """
 
     setting: str | Mapping[str, str] | None = None
     chosen: dict[str, str] = field(default_factory=dict[str, str])
+    kept: bool = False

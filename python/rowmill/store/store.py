@@ -60,14 +60,14 @@ def open(
     `StoreReadOnly`. `memory` and the arguments of a folder do not apply.
 
     As a context manager, the store makes a checkpoint when its block ends without an exception, if rows changed. It makes
-    none, and warns with `UnsavedRows`, after an exception, if the last checkpoint has attachments, and with `at`: rows must
-    not run ahead of the rest of that checkpoint.
+    none, and warns with `UnsavedRows`, after an exception, if the last checkpoint has attachments, or with `at`: rows would
+    no longer match the rest of that checkpoint.
 
     Args:
         path_or_uri: A folder, or a `file://` URI of one; or the URL of a storage node's namespace of rows,
             `nvme+tcp://HOST:PORT/NQN`, with `?namespace=N` where the subsystem has several.
         memory: Memory budget of the store, in bytes or as a size ("2GiB").
-        row_memory: Expert: bytes for rows and the log's write buffers alone, within `memory`.
+        row_memory: Limit for rows and the log's write buffers alone, within `memory`; for experiments.
         read_only: Read the last checkpoint; another process may have the store open for writing.
         at: Number of the checkpoint to open at, for a store that may have one prepared but not committed (see
             `Store.prepare`); 0: no checkpoint. Opening for writing keeps this checkpoint and discards the other.
@@ -87,7 +87,7 @@ def open(
             followers start again.
         io: "auto" (io_uring where the system allows it) or "pread".
         access: For a storage node: TOML file with the name of this host (`nqn`) and the files of its key (`key_file`) and
-            of the node's (`controller_key_file`). None: the name in `/etc/nvme/hostnqn`, or a new one, without keys.
+            of the node's key (`controller_key_file`). None: the name in `/etc/nvme/hostnqn`, or a new one, without keys.
         alter: New rules and ranges of ids of existing tables, by name; names without a table are skipped. The next
             checkpoint makes them durable. Raises `SpecMismatch` for fewer ids, and for an eviction rule that needs rows
             with a stamp (`TTL`, `LeastFrequent`, `LowestScore`) in a table without one, or the reverse.
@@ -242,18 +242,18 @@ class Store:
         Args:
             name: Any name.
             dim: Weights per row.
-            optimizer: Optimizer of the rows; its state is stored beside their weights. Its learning rate replaces
-                that of an existing table.
+            optimizer: Optimizer of the rows; its state is stored next to their weights. Its learning rate replaces
+                the learning rate of an existing table.
             dtype: How weights are stored. "fp32": 4 bytes. "bf16": 2 bytes, with 8 significant bits; updates round
                 stochastically, seeded by the store, so that small steps are not lost. "split-bf16": 4 bytes, as
                 upper and lower halves; lookups read only the upper halves (bfloat16), updates and all other calls
                 use all bits. Rows are read and updated as float32 in every case.
             initializer: Initial weights of new rows; None: normal with standard deviation 0.01.
-            staleness_bound: A training get may proceed while at most this many earlier gets of the row
-                await their update. 0: synchronous; None: unbounded.
+            staleness_bound: A training get of a row proceeds while at most this many earlier gets of the row
+                wait for their update. 0: synchronous; None: unbounded.
             num_rows: Ids are in [0, num_rows), indexed directly, which is fastest; None: any 64-bit id.
             eviction: Rule by which rows are deleted; None: only `delete` deletes rows.
-            admission: Rule by which ids get a row; None: every id that training reads.
+            admission: Rule by which ids get a row; None: every id that training reads gets one.
 
         Raises:
             SpecMismatch: The table exists with another dim, dtype, optimizer, initializer or id range.

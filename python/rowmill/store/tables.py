@@ -203,7 +203,7 @@ class Table:
         Args:
             ids: int64, any shape.
             gradients: float32 `[*ids.shape, dim]`.
-            lr: Learning rate; None: that of the table.
+            lr: Learning rate; None: `table.lr`.
             ticket: Ticket of the training get, whose clocks are released.
         """
         self.store.steps.flush()

@@ -1,4 +1,4 @@
-"""Versions of a store: checkpoints that stay when later ones are made."""
+"""Versions of a store: checkpoints that are kept when later ones are made."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ VERSIONS_MAX = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class NewVersion:
-    """What a checkpoint becomes, for `Store.checkpoint`.
+    """Makes a checkpoint a version; an argument of `Store.checkpoint`.
 
     Attributes:
-        name: Its name, which is no number. An older version of this name is dropped.
+        name: Name of the version; it must not be a number. An older version of this name is dropped.
         keep: Number of versions to keep, this one included, 1 to 1000. The oldest are dropped first.
         step: Step of the run, for information.
         metric: A finite number to compare versions by.
-        best: "highest" or "lowest": the version with the best metric stays, however old it is.
+        best: "highest" or "lowest": the version with the best metric is kept, however old it is.
     """
 
     name: str
@@ -55,7 +55,7 @@ def versions(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 def rollback(path: str | os.PathLike[str], version: str) -> int:
     """Make a version the last checkpoint of the store in a folder that no process has open for writing.
 
-    It writes one file, whatever the size of the store. Versions and checkpoints made later stay.
+    It writes one file, independent of the size of the store. Later versions are kept.
 
     Args:
         path: Folder of the store.

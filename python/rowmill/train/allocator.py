@@ -1,4 +1,4 @@
-"""Setting of glibc's allocator that keeps freed tensor memory in the process."""
+"""Settings of glibc's allocator that keep freed tensor memory in the process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import ctypes
 # Parameters of mallopt(3), from glibc's malloc.h.
 _TRIM_THRESHOLD = -1
 _MMAP_MAX = -4
+_ARENA_MAX = -8
+
+ARENAS_MAX = 4
+"""Number of arenas that the threads of the process share."""
 
 
 def keep_freed_memory() -> bool:
@@ -15,9 +19,14 @@ def keep_freed_memory() -> bool:
     By default glibc maps every block of 32 MiB or more anew and unmaps it when it is freed. A step with tensors of that
     size, such as the gradient of a block of all entities, then spends half of its time in page faults. With this setting
     the process keeps as much memory as its largest step needed. Other C libraries are left unchanged.
+
+    Freed memory stays in the arena of the thread that allocated it. glibc has up to 8 arenas per core, and the thread of each
+    `Pipeline.run` uses another one: each would keep what prefetching a batch needs. So arenas are limited to `ARENAS_MAX`.
+    Call this early: the limit is read when a second thread first allocates.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, -1))
+    settings = {_MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _ARENA_MAX: ARENAS_MAX}
+    return all([mallopt(name, value) for name, value in settings.items()])

@@ -15,7 +15,8 @@ from rowmill.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
-    from threading import Event
+
+    from rowmill.train.ending import Ending
 
 _LOOK_AGAIN_S = 0.2
 
@@ -51,31 +52,37 @@ class Arrivals:
         self._taken = {file.name: file for file in taken}
         self._until = until
 
-    def next(self, ended: Event, idle: Callable[[], None]) -> TakenFile | None:
-        """Wait for the next file, and take it; None at the end, or if the event is set.
+    def next(self, ending: Ending, idle: Callable[[], None]) -> TakenFile | None:
+        """Wait for the next file, and take it; None at the end. On many ranks a collective: rank 0 looks.
 
         Args:
-            ended: Ends the wait.
+            ending: Ends the wait.
             idle: Called once before a wait.
 
         Raises:
             DataError: A taken file has changed, or a file has arrived that sorts before the last one.
         """
         waits = False
-        while not ended.is_set():
-            file = self._first(self._look())
+        while True:
+            file, is_last = ending.first(self._next)
+            if is_last or ending.agreed:
+                return None
             if file is not None:
-                if self._until is not None and file.name > self._until:
-                    return None
                 self._taken[file.name] = file
                 return file
-            if self._until is not None and self._last >= self._until:
-                return None
             if not waits:
                 idle()
                 waits = True
-            ended.wait(_LOOK_AGAIN_S)
-        return None
+            ending.wait(_LOOK_AGAIN_S)
+
+    def _next(self) -> tuple[TakenFile | None, bool]:
+        """The next file, if it is there; and whether to wait for no further file."""
+        file = self._first(self._look())
+        if file is None:
+            return None, self._until is not None and self._last >= self._until
+        if self._until is not None and file.name > self._until:
+            return None, True
+        return file, False
 
     def check(self, file: TakenFile) -> None:
         """Raise `DataError` if a taken file is not as it was."""

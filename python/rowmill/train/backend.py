@@ -27,7 +27,7 @@ def check_gpus(backend: str, local_ranks: int) -> None:
     if gpus < local_ranks:
         raise InvalidInput(
             f"--backend nccl needs one GPU per rank, but this machine has {local_ranks} ranks and {gpus} GPUs that torch "
-            "can use"
+            "can use: start fewer ranks on it, or use --backend gloo"
         )
     if not dist.is_nccl_available():
         raise InvalidInput(

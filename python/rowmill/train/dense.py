@@ -47,12 +47,12 @@ def check_precision(train: TrainConfig, device: torch.device = CPU) -> None:
         if not torch.cuda.is_bf16_supported(including_emulation=False):
             raise ConfigError(
                 f"train.precision = {train.precision!r} needs a GPU with bfloat16 arithmetic, which "
-                f"{device_name(device)} lacks: drop --precision"
+                f"{device_name(device)} lacks: use --precision fp32"
             )
     elif not multiplies_bf16():
         raise ConfigError(
             f"train.precision = {train.precision!r} needs a processor with AVX512-BF16 or AMX, which this one lacks: "
-            "drop --precision"
+            "use --precision fp32"
         )
 
 

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from rowmill.store.store import Store
 
 
+_LOCK = "LOCK"
+
+
 def check_folders(config: Config) -> None:
     """Raise `ConfigError` if the run may not use its folders. Changes nothing on disk."""
     out, given = config.train.out, config.store.path
@@ -43,8 +46,8 @@ def check_folders(config: Config) -> None:
         kept = place_of_old(given)
         if has_checkpoint(kept):
             raise ConfigError(
-                f"{kept} keeps the rows of a run that --replace moved there from {given}, for a run with another --out: "
-                f"give that --out again, or rename {kept}"
+                f"--replace of a run with another --out moved the old rows of {given} to {kept}: pass that --out again, or "
+                f"rename {kept}"
             )
     if config.train.resume:
         rows = out / "store"
@@ -117,6 +120,9 @@ def _prepare(folder: Path, config: Config, *, of_ranks: bool) -> None:
     names = [entry.name for entry in folder.iterdir()]
     are_of_ranks = is_of_ranks(names)
     if config.train.resume:
+        if names == [_LOCK]:
+            # A start of ranks that failed early has left nothing else.
+            return
         if names and not are_of_ranks and not is_store(names):
             raise ConfigError(
                 f"cannot resume: {folder} is not a store (it holds {min(names)}); check --out and --store"
@@ -168,7 +174,7 @@ def _clear(folder: Path, config: Config) -> None:
                 _remove(folder, config)
     except (StoreCorrupt, MemoryTooSmall) as error:
         raise ConfigError(
-            f"this run would clear {folder}, but cannot open it to check for a checkpoint ({error}): "
+            f"this run would delete the rows in {folder}, but cannot open them to check for a checkpoint ({error}): "
             "remove the folder, or pass another --out"
         ) from None
 
@@ -188,8 +194,8 @@ def _check_is_new(rows: Path, moved: Path, flag: str) -> None:
     if (found := FoundRun.look(rows, flag)) is not None:
         raise ConfigError(
             f"{rows} has the checkpoint of a run ({found}): pass --resume to continue it, another {flag} for a new run, "
-            f"--continue {moved if flag == '--out' else 'OUT'} to train it on new data, or --replace for a new run in its place; --replace keeps the old one as {moved}.replaced until the new one has "
-            "its first checkpoint"
+            f"--continue {moved if flag == '--out' else 'OUT'} to train it on new data, or --replace for a new run in its "
+            f"place; --replace keeps the old one as {moved}.replaced until the new one has its first checkpoint"
         )
 
 

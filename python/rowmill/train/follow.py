@@ -6,25 +6,24 @@ metrics of the training curves are those of predictions for unseen rows. The den
 
 from __future__ import annotations
 
-import signal
-import threading
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from rowmill.errors import DataError
 from rowmill.train.arrivals import Arrivals, TakenFile
+from rowmill.train.ending import ended_by_signals
 from rowmill.train.identity import CHECKSUM, DATA_ROWS
 from rowmill.train.parts import numbered
 from rowmill.train.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-    from threading import Event
-    from types import FrameType
+    from collections.abc import Sequence
 
     from rich.console import Console
 
+    from rowmill.train.ending import Ending
+    from rowmill.train.parts import Part
     from rowmill.train.progress import RunProgress
     from rowmill.train.run import Trainer
     from rowmill.train.state import RunState
@@ -39,6 +38,14 @@ class FollowingTask(Task, Protocol):
 
     def take(self, file: Path) -> None:
         """Train on this file from now on: `train_rows`, `identity` and `batches` are of it."""
+        ...
+
+    def begins_with(self, parts: Sequence[Part]) -> int | None:
+        """The number, from 1, of the part with whose rows the file begins; None if there is none."""
+        ...
+
+    def ending(self) -> Ending:
+        """The end of this run, on which all of its processes agree."""
         ...
 
 
@@ -58,17 +65,19 @@ def follow(trainer: Trainer, progress: RunProgress, console: Console) -> dict[st
     files += [state.file] if state.file else []
     taken = [TakenFile(**file) for file in files]
     arrivals = Arrivals(folder, task.takes, taken, data.until)
-    with _ending() as ended:
+    ending = task.ending()
+    with ended_by_signals(ending):
         file = None
         if state.file is not None:
             file = taken[-1]
-            _go_on(trainer, task, arrivals, file)
-        while file is not None or (file := arrivals.next(ended, trainer.save_steps)) is not None:
+            ending.first(partial(arrivals.check, file))
+            _go_on(trainer, task, folder / file.name)
+        while file is not None or (file := arrivals.next(ending, trainer.save_steps)) is not None:
             if state.file is None:
                 _begin(trainer, task, folder / file.name, file)
-            if not trainer.train_part(progress, ended):
+            if not trainer.train_part(progress, ending):
                 break
-            arrivals.check(file)
+            ending.first(partial(arrivals.check, file))
             points = [point for point in state.curve if point["step"] > state.steps_before]
             metrics = averaged(points, state.examples_before)
             state.end_part(trainer.run.identity, metrics)
@@ -107,10 +116,17 @@ def averaged(points: Sequence[dict[str, Any]], before: int) -> dict[str, float |
 def _begin(trainer: Trainer, task: FollowingTask, path: Path, file: TakenFile) -> None:
     """Begin with a new file."""
     task.take(path)
-    if (number := numbered(trainer.state.parts, task.identity)) is not None:
+    parts = trainer.state.parts
+    if (number := numbered(parts, task.identity)) is not None:
         raise DataError(
             f"{path} has the rows of part {number} of the data that this run was trained on, "
-            f"{trainer.state.parts[number - 1].data or 'its first data'}: move it away"
+            f"{parts[number - 1].data or 'its first data'}: move it away"
+        )
+    if (number := task.begins_with(parts)) is not None:
+        part = parts[number - 1]
+        raise DataError(
+            f"{path} ({task.train_rows:,} rows) begins with the rows of {part.data or 'the first data of the run'} "
+            f"({part.rows:,} rows), which were trained on: leave only the new rows in it"
         )
     trainer.run.identity = task.identity
     # A vocabulary grows with each file.
@@ -118,15 +134,12 @@ def _begin(trainer: Trainer, task: FollowingTask, path: Path, file: TakenFile) -
     trainer.state.data, trainer.state.file = str(path), vars(file)
 
 
-def _go_on(trainer: Trainer, task: FollowingTask, arrivals: Arrivals, file: TakenFile) -> None:
+def _go_on(trainer: Trainer, task: FollowingTask, path: Path) -> None:
     """Go on with the file at the position of the checkpoint."""
-    arrivals.check(file)
     before = trainer.run.identity
-    task.take(arrivals.folder / file.name)
+    task.take(path)
     if any(task.identity[name] != before[name] for name in (DATA_ROWS, CHECKSUM)):
-        raise DataError(
-            f"{arrivals.folder / file.name} has other rows than before: put the old file back"
-        )
+        raise DataError(f"{path} has other rows than before: put the old file back")
 
 
 def _line(name: str, state: RunState, metrics: dict[str, float | None]) -> str:
@@ -135,26 +148,3 @@ def _line(name: str, state: RunState, metrics: dict[str, float | None]) -> str:
     )
     rows = state.examples_before - (state.parts[-2].examples if len(state.parts) > 1 else 0)
     return f"{name}: {rows:,} rows, {said}, each predicted before training"
-
-
-@contextmanager
-def _ending() -> Generator[Event]:
-    """An event that SIGINT and SIGTERM set; a second signal has its usual effect."""
-    ended = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield ended
-        return
-    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def end(number: int, frame: FrameType | None) -> None:
-        ended.set()
-        for of, handler in usual.items():
-            signal.signal(of, handler)
-
-    for number in usual:
-        signal.signal(number, end)
-    try:
-        yield ended
-    finally:
-        for number, handler in usual.items():
-            signal.signal(number, handler)

@@ -27,7 +27,7 @@ _RANKS_ONLY = r"CHECKPOINT(\.new)?|version-\d+\.json(\.new)?|state-\d+\.pt(\.new
 _RANKS_FILES = re.compile(f"LOCK|{_RANKS_ONLY}{_RUN_FILES}")
 _STORE_FILES = re.compile(
     r"LOCK|STORE|RESTORING|MANIFEST(\.new)?|group-\d+\.log|index-\d+\.(snapshot|delta|moves|rows)"
-    r"|version-\d+\.manifest|attachment-\d+-.*" + _RUN_FILES
+    r"|version-\d+\.manifest|attachment-\d+-.*|feed-\d+" + _RUN_FILES
 )
 _BLOCK = 512
 """Unit of `st_blocks`."""

@@ -52,6 +52,14 @@ _RATES_AND_POLICIES = frozenset(
         "train.in_flight",
         "train.rows_on_wire",
         "store.staleness_bound",
+        "gnn.weight_decay",
+        "gnn.dropout",
+        "gnn.feature_dropout",
+        "gnn.attention_dropout",
+        "kge.entity_penalty",
+        "kge.relation_penalty",
+        "kge.entity_dropout",
+        "kge.relation_dropout",
     }
 )
 
@@ -83,8 +91,8 @@ def check_same_part(saved: Mapping[str, Any], identity: Mapping[str, Any], data:
     """As `check_same_run`, for a run that goes on with data that it has begun to train on."""
     if (found := _first_difference(saved, identity)) is not None:
         raise ConfigError(
-            f"cannot continue: {found}, but {data} is already a part of this run: give the setting that the part began "
-            "with; it may change with the next data"
+            f"cannot continue: {found}, and {data} is already a part of this run, within which settings are fixed: give the "
+            "value that the part began with; it may change with the next data"
         )
 
 

@@ -33,6 +33,11 @@ class StepsInFlight:
         self._in_flight = in_flight
         self.waited_s = 0.0
         """Seconds that the loop waited for lookups."""
+        self.ends = False
+
+    def end(self) -> None:
+        """Begin no further step: `run` yields those that were looked up."""
+        self.ends = True
 
     def run(self, batches: Iterable[Any]) -> Generator[tuple[Any, Any]]:
         """Yield pairs of a batch and its looked-up rows; all steps are finished when the generator is exhausted.
@@ -87,6 +92,8 @@ class StepsInFlight:
                 free.acquire()
                 if closed.is_set():
                     return
+                if self.ends:
+                    break
                 with self._store.forward() as step:
                     rows = self._look_up_rows(batch)
                 ready.put((batch, rows, step))

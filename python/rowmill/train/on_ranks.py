@@ -124,11 +124,6 @@ def check_ranked(config: Config, further: Mapping[str, bool]) -> None:
     alone = {
         **further,
         "train.plain": config.train.plain,
-        "data.follow": config.data.follow,
-        "store.feed": config.store.feed is not None,
-        "checkpoint.push": config.checkpoint.push is not None,
-        "rows.tables": bool(config.rows.tables),
-        "warm_start.tables": bool(config.warm_start.tables),
     }
     for what, given in alone.items():
         if given:

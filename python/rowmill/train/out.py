@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from rowmill._extras import extra
 from rowmill.config.sections import TrainConfig
 from rowmill.config.setting import ConfigError
+from rowmill.distributed import take_lock
 from rowmill.distributed.torchrun import Restarts
+from rowmill.errors import StoreLocked
 from rowmill.train.folder import check_folders
-from rowmill.train.found_run import has_checkpoint
+from rowmill.train.found_run import has_checkpoint, is_of_ranks
 from rowmill.train.replacement import Replacement, rows_in
 
 with extra("train"):
@@ -43,6 +45,9 @@ class RunFolder:
         self._link = link
         self._made = made
         self._begun = False
+        # Folders that existed, and whether each was empty.
+        self._before = {path: _is_empty(path) for path in self._rows() if os.path.lexists(path)}
+        self._had_out = os.path.lexists(config.train.out)
         replaced = Replacement.found(config.train.out) if config.train.replace else None
         self._waits = replaced is not None and replaced.keeps_old
 
@@ -63,6 +68,20 @@ class RunFolder:
             shutil.rmtree(out, ignore_errors=True)
         elif self.config.train.replace and not self._waits:
             Replacement.undo(out)
+        elif not self.config.train.replace:
+            for rows in self._rows():
+                if self._before.get(rows, True) and os.path.lexists(rows):
+                    _remove_rows(rows)
+                    if rows in self._before:
+                        rows.mkdir(exist_ok=True)
+            # Rows that are still there are of another run, which has just begun.
+            if not self._had_out and not any(map(os.path.lexists, rows_in(out))):
+                shutil.rmtree(out, ignore_errors=True)
+
+    def _rows(self) -> list[Path]:
+        """The folders of rows: a link to one before that one."""
+        given = self.config.store.path
+        return [*rows_in(self.config.train.out), *([] if given is None else [given])]
 
 
 @contextmanager
@@ -112,6 +131,28 @@ def ranked_folder(config: Config, ranks: Ranks) -> Generator[RunFolder]:
                 same = {key: getattr(chosen, key) for key in ("out", "resume", "replace")}
                 folder.config = replace(config, train=replace(config.train, **same))
         yield folder
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether an empty folder is at a path."""
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
+
+def _remove_rows(rows: Path) -> None:
+    """Remove the rows of one process, or a link to rows, if there is no checkpoint and no process has them open."""
+    if rows.is_symlink():
+        rows.unlink()
+        return
+    try:
+        lock = take_lock(rows)
+    except StoreLocked:
+        return
+    try:
+        # Other ranks may still have theirs open.
+        if not has_checkpoint(rows) and not is_of_ranks([entry.name for entry in rows.iterdir()]):
+            shutil.rmtree(rows)
+    finally:
+        lock.release()
 
 
 def _restarted(config: Config) -> Config:

@@ -16,19 +16,24 @@ from rowmill.distributed import (
     checkpoint_of_ranks,
     saved_state,
 )
+from rowmill.store.row_files import load_rows
 from rowmill.train.backend import CPU, device_name
 from rowmill.train.folder import ranks_folder
 from rowmill.train.out import remember_begun
-from rowmill.train.rows import RowCounters, StoredRows, table_rules
+from rowmill.train.pusher import Pusher, PusherOfRanks
+from rowmill.train.rows import RowCounters, StoredRows, feed_options, table_rules
 from rowmill.train.run_files import read_run_file
 from rowmill.train.state import check_goes_on, files_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
     from rich.console import Console
 
     from rowmill.config.config import Config
+    from rowmill.distributed import PushOfRanks
     from rowmill.distributed.collection import Prepared
     from rowmill.nn import Feature
     from rowmill.nn.ragged import RaggedBatch
@@ -74,9 +79,28 @@ class RankedRows(StoredRows, ABC):
         self.collection = ShardedCollection(
             features,
             ranks=here.ranks,
+            speeds=config.train.speeds,
             rows_on_wire=config.train.rows_on_wire,
             output_dtype=output_dtype,
         )
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether the run was saved before."""
+        return self._checkpoint.number > 0
+
+    def load(
+        self, table: Table, file: str, *, vectors: str | None = None, ids: str | None = None
+    ) -> int:
+        """Write the vectors of a file to the rows of a table on the ranks that keep them; returns their number."""
+
+        def write() -> tuple[int, dict[str, Any]]:
+            def kept(some: NDArray[np.int64]) -> NDArray[np.int64]:
+                return self.collection.kept_here(table, torch.from_numpy(some)).numpy()
+
+            return load_rows(table, file, vectors=vectors, ids=ids, kept=kept), {}
+
+        return self._ranks.agree(write, f"the rows of {file}")
 
     @abstractmethod
     def ids_of(self, batch: Any) -> RaggedBatch:
@@ -118,10 +142,24 @@ class RankedRows(StoredRows, ABC):
     def save(self, run: Run, version: NewVersion | None = None) -> None:
         """Write one checkpoint of all ranks."""
         # Measured times differ between ranks: save those of rank 0.
-        said = self._ranks.gather(run.described())[0]
+        of_ranks = self._ranks.gather((run.described(), self.store.stats()["feed_failure"]))
+        said = of_ranks[0][0]
+        failed = (f"rank {rank}: {why}" for rank, (_, why) in enumerate(of_ranks) if why)
+        self._warn_of_feed(next(failed, None))
         if self._ranks.rank == 0:
             run.files.write(self._checkpoint.folder)
         self._checkpoint.save(run.model, run.optimizer, position=said, version=version)
+
+    def pusher(self, url: str, *, keep: int) -> Pusher:
+        """Pushes the checkpoints of all ranks to a URL, where `keep` stay."""
+
+        def last() -> PushOfRanks:
+            checkpoint = self._checkpoint
+            names = files_of(checkpoint.position).values()
+            files = {name: checkpoint.folder / name for name in names}
+            return checkpoint.to_push(url, keep=keep, files=files)
+
+        return PusherOfRanks(self._ranks, last, self.store, self._console)
 
     def restore(self, run: Run) -> list[str] | None:
         """Restore `run` from the last checkpoint."""
@@ -151,11 +189,31 @@ class _RankedPipeline:
         self._pipeline = pipeline
         self._ids_of = ids_of
         self._begin = begin
+        self._taken = 0
+        self._last: int | None = None
         self.waited_s = 0.0
+
+    @property
+    def ends(self) -> bool:
+        """Whether `end` was called."""
+        return self._last is not None
+
+    def end(self) -> None:
+        """Begin no further step. Call it after the same step on all ranks."""
+        if self._last is None:
+            # The thread of this rank may have sent the ids of as many batches, and the other ranks expect the same.
+            self._last = self._taken + self._pipeline.depth
+
+    def _until_end(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for number, batch in enumerate(batches, 1):
+            yield batch
+            if self._last is not None and number >= self._last:
+                return
 
     def run(self, batches: Iterable[Any]) -> Generator[tuple[Any, Prepared]]:
         """Yield each batch with its prepared lookup."""
-        coming = ((self._ids_of(batch), batch) for batch in batches)
+        self._taken = 0
+        coming = ((self._ids_of(batch), batch) for batch in self._until_end(batches))
         with closing(self._pipeline.run(coming)) as ready:
             while True:
                 since = time.perf_counter()
@@ -164,6 +222,7 @@ class _RankedPipeline:
                 if found is None:
                     return
                 prepared, batch = found
+                self._taken += 1
                 self._begin()
                 yield batch, prepared
 
@@ -198,6 +257,7 @@ def open_ranked_store(
         memory=config.store.memory,
         row_memory=config.store.row_memory,
         threads=threads,
+        **feed_options(config),
         alter=table_rules(config, sizes),
     )
     with closing(store):

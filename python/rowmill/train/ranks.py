@@ -34,14 +34,14 @@ def is_first() -> bool:
 
 
 def check_alone(config: Config) -> None:
-    """Raise `ConfigError` if the settings name a backend or placement, which a run without torchrun does not use."""
-    if config.train.placement is not None:
-        raise ConfigError(
-            f"train.placement = {config.train.placement!r} needs many ranks: start the command with torchrun, or drop "
-            "--placement"
-        )
-    if config.train.backend != "gloo":
-        raise ConfigError(
-            f"train.backend = {config.train.backend!r} needs many ranks: start the command with torchrun, or drop "
-            "--backend"
-        )
+    """Raise `ConfigError` if the settings name a backend, placement or speeds, which a run without torchrun does not use."""
+    train = config.train
+    for name, value, usual, flag in (
+        ("placement", train.placement, None, "--placement"),
+        ("speeds", None if train.speeds is None else str(train.speeds), None, "--speeds"),
+        ("backend", train.backend, "gloo", "--backend"),
+    ):
+        if value != usual:
+            raise ConfigError(
+                f"train.{name} = {value!r} needs many ranks: start the command with torchrun, or drop {flag}"
+            )

@@ -16,8 +16,10 @@ from rowmill.config.sections import OptimizerParameters
 from rowmill.config.setting import ConfigError
 from rowmill.optim.specs import optimizer_from_dict
 from rowmill.store.eviction import TTL, LeastFrequent, LowestNorm, MinCount, TableRules
+from rowmill.store.row_files import load_rows
 from rowmill.train.folder import check_is_of_a_run, make_out, store_folder
 from rowmill.train.in_flight import StepsInFlight
+from rowmill.train.pusher import StorePusher
 from rowmill.train.run_files import FILES_ATTACHMENT, read_run_file
 from rowmill.train.state import ATTACHMENT, check_goes_on, described_in, files_of
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from rowmill.store.store import Store
     from rowmill.store.tables import Table
     from rowmill.store.versions import NewVersion
+    from rowmill.train.pusher import Pusher
     from rowmill.train.state import Run
 
 
@@ -59,6 +62,15 @@ class StepPipeline(Protocol):
 
     waited_s: float
     """Seconds that the loop waited for a batch."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether `end` was called."""
+        ...
+
+    def end(self) -> None:
+        """Begin no further step: `run` yields those that may have begun, on many ranks equally many on each."""
+        ...
 
     def run(self, batches: Iterable[Any]) -> Generator[tuple[Any, Any]]:
         """Yield pairs of a batch and its looked-up rows; all steps are finished when the generator is exhausted."""
@@ -106,6 +118,17 @@ class StoredRows:
         self._console = console
         self._feed_failure = ""
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether the run was saved before."""
+        return self.store.attachment(ATTACHMENT) is not None
+
+    def load(
+        self, table: Table, file: str, *, vectors: str | None = None, ids: str | None = None
+    ) -> int:
+        """Write the vectors of a file to rows of a table, as `rowmill.load_rows`; returns their number."""
+        return load_rows(table, file, vectors=vectors, ids=ids)
+
     def step(self) -> None:
         """Does nothing: the backward pass has updated the rows."""
 
@@ -125,7 +148,17 @@ class StoredRows:
 
     def save(self, run: Run, version: NewVersion | None = None) -> None:
         """Write one atomic checkpoint. If the feed had failed, it resumes from this checkpoint."""
-        failure = self.store.stats()["feed_failure"]
+        self._warn_of_feed(self.store.stats()["feed_failure"])
+        run.files.write(Path(self.store.location))
+        listed = {FILES_ATTACHMENT: run.files.listed()} if run.files.names else {}
+        self.store.checkpoint(attachments={ATTACHMENT: run.pack(), **listed}, version=version)
+
+    def pusher(self, url: str, *, keep: int) -> Pusher:
+        """Pushes the checkpoints to a URL, where `keep` stay."""
+        return StorePusher(self.store, url, keep=keep, console=self._console)
+
+    def _warn_of_feed(self, failure: str | None) -> None:
+        """Print why the feed failed before this checkpoint, if it did, once per failure."""
         if failure and failure != self._feed_failure:
             self._console.print(
                 f"Warning: the feed failed before this checkpoint; followers restart from the checkpoint: {failure}",
@@ -133,10 +166,7 @@ class StoredRows:
                 markup=False,
                 soft_wrap=True,
             )
-        self._feed_failure = failure
-        run.files.write(Path(self.store.location))
-        listed = {FILES_ATTACHMENT: run.files.listed()} if run.files.names else {}
-        self.store.checkpoint(attachments={ATTACHMENT: run.pack(), **listed}, version=version)
+        self._feed_failure = failure or ""
 
     def restore(self, run: Run) -> list[str] | None:
         """Restore `run` from the attachment of the last checkpoint."""
@@ -184,6 +214,16 @@ class StoredRows:
         }
 
 
+def feed_options(config: Config) -> dict[str, Any]:
+    """The options of `rowmill.open` for the feed of a store."""
+    given = config.store
+    return {
+        "feed": given.feed,
+        "feed_interval_s": given.feed_interval_s,
+        "feed_waiting": given.feed_waiting,
+    }
+
+
 @contextmanager
 def open_rows(
     config: Config,
@@ -204,9 +244,7 @@ def open_rows(
         row_memory=config.store.row_memory,
         threads=threads,
         seed=config.train.seed,
-        feed=config.store.feed,
-        feed_interval_s=config.store.feed_interval_s,
-        feed_waiting=config.store.feed_waiting,
+        **feed_options(config),
         alter=table_rules(config, sizes or {}),
     )
     # The run makes its checkpoints itself: at the end of a block, rows would run ahead of the dense half.
@@ -316,7 +354,7 @@ def row_eviction(eviction: EvictionConfig) -> Eviction | None:
     if eviction.rule == "none":
         if given:
             raise ConfigError(
-                f"eviction.{next(iter(given))} is set, but eviction.rule is none: set eviction.rule"
+                f"eviction.{next(iter(given))} is set, but eviction.rule is none: set eviction.rule, or remove it"
             )
         return None
     takes = {"ttl": {"steps"}, "least_frequent": {"max_rows"}, "lowest_norm": {"max_rows", "below"}}

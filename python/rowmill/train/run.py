@@ -34,7 +34,6 @@ from rowmill.train.follow import follow
 from rowmill.train.machine import bit_conditions, describe_machine, resident_bytes, step_threads
 from rowmill.train.out import run_folder
 from rowmill.train.progress import RunProgress
-from rowmill.train.pusher import Pusher
 from rowmill.train.ranks import check_alone, is_first, rank_conditions, started_ranks
 from rowmill.train.replacement import Replacement
 from rowmill.train.report import clear_report, figures_of, read_report, write_report
@@ -49,12 +48,13 @@ from rowmill.train.warm_start import warm_start
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from contextlib import AbstractContextManager
-    from threading import Event
 
     from rich.console import Console
     from torch import Tensor
 
     from rowmill.config.config import Config
+    from rowmill.train.ending import Ending
+    from rowmill.train.pusher import Pusher
     from rowmill.train.rows import RowCounters
     from rowmill.train.state import RunState
     from rowmill.train.task import Task
@@ -136,6 +136,9 @@ def train(config: Config, console: Console) -> dict[str, Any]:
                 test = state.test
                 progress.test(test, state.step)
         report = trainer.report(test)
+        if follows and not state.has_followed:
+            # No file has arrived: the report stays that of the part before.
+            report = read_report(out) or report
         if is_first():
             write_report(report, out)
         if trainer.pusher is not None:
@@ -173,8 +176,7 @@ def open_trainer(config: Config, console: Console) -> Generator[Trainer]:
             folder.begin(console)
         pusher = None
         if config.checkpoint.push is not None and isinstance(task.rows, StoredRows):
-            keep = config.checkpoint.keep
-            pusher = Pusher(task.rows.store, config.checkpoint.push, keep=keep, console=console)
+            pusher = task.rows.pusher(config.checkpoint.push, keep=config.checkpoint.keep)
         trainer = Trainer(config, task, pusher)
         if config.train.resume:
             trainer.resume(console)
@@ -241,24 +243,31 @@ class Trainer:
             progress.flush()
             self.save()
 
-    def train_part(self, progress: RunProgress, ended: Event | None = None) -> bool:
-        """Train to the end of the part's last epoch; returns False if the event is set before."""
+    def train_part(self, progress: RunProgress, ending: Ending | None = None) -> bool:
+        """Train to the end of the part's last epoch; returns False if `ending` comes before, after the steps in flight."""
         every, epochs = self.config.train.checkpoint_every, self.config.train.epochs
         self._since, self._counted = time.perf_counter(), self.counters()
         while self.state.epoch < epochs:
+            ends = False
             with closing(self.steps(self.state.row)) as steps:
                 for batch, rows in steps:
                     self.train_step(batch, rows)
                     save = every and self.state.step % every == 0
-                    stops = ended is not None and ended.is_set()
                     # A checkpoint holds no open window of metrics, so end the window before it.
-                    if save or stops or self.state.step % self.config.train.log_every == 0:
+                    if save or self.state.step % self.config.train.log_every == 0:
                         self._add_point(progress)
                     if save:
                         progress.flush()
                         self.save()
-                    if stops:
-                        return False
+                    ends = ending is not None and ending.agreed
+                    if ends and self._pipeline is None:
+                        break
+                    if ends and self._pipeline is not None:
+                        # Lookups of steps that are never trained would count as lookups of their rows.
+                        self._pipeline.end()
+            if ends:
+                self._add_point(progress)
+                return False
             self.state.epoch, self.state.row = self.state.epoch + 1, 0
             self._validate(progress)
         self._add_point(progress)
@@ -271,7 +280,7 @@ class Trainer:
         if self._pipeline is None:
             yield from ((batch, None) for batch in stream)
             return
-        while True:
+        while not self._pipeline.ends:
             # A checkpoint needs that no step is open, so end the pipeline before each one.
             every = train.checkpoint_every
             part = islice(stream, every - self.state.step % every if every else None)

@@ -84,6 +84,11 @@ class RunState:
         """Whether there is no current part: all files that had arrived were trained on."""
         return bool(self.parts) and not self.data
 
+    @property
+    def has_followed(self) -> bool:
+        """Whether the run was trained on files of a folder that it followed."""
+        return self.file is not None or any(part.file is not None for part in self.parts)
+
     def end_part(self, identity: Mapping[str, Any], test: dict[str, float | None]) -> None:
         """End the current part, which has this identity."""
         self.parts.append(
@@ -176,8 +181,8 @@ class Run:
         if not begins:
             if self.change is not None:
                 raise ConfigError(
-                    f"cannot continue: {self.change}, but {data} is already a part of this run: use the columns that the part "
-                    "began with; they may change with the next data"
+                    f"cannot continue: {self.change}, and {data} is already a part of this run, within which columns are fixed: "
+                    "use the columns that the part began with; they may change with the next data"
                 )
             self.state.data = data
         elif self.repeated is None:
@@ -217,7 +222,12 @@ class Run:
         content = self.adapted(content)
         load_dense_state_dict(self.model, content["model"])
         if self.optimizer is not None:
+            # The rate is set at each step; weight decay may change between two parts of the data.
+            decays = [group.get("weight_decay") for group in self.optimizer.param_groups]
             self.optimizer.load_state_dict(content["optimizer"])
+            for group, decay in zip(self.optimizer.param_groups, decays, strict=True):
+                if decay is not None:
+                    group["weight_decay"] = decay
         torch.set_rng_state(content["random"])
         return changed
 
@@ -245,7 +255,7 @@ def check_goes_on(
     saved, state = json.loads(described["identity"]), RunState.from_json(described["state"])
     unfinished = (
         f"this run has not finished part {len(state.parts) + 1} of its data, {state.data or 'its first data'}, and is at "
-        f"step {state.step:,}: pass that with --data first"
+        f"step {state.step:,}: pass that data with --data first"
     )
     if is_of_unknown_data(identity):
         known = with_data_of(identity, saved)
@@ -262,7 +272,7 @@ def check_goes_on(
         if state.parts and (state.is_between_parts or saved[CHECKSUM] != identity[CHECKSUM]):
             last = state.data or state.parts[-1].data
             raise ConfigError(
-                f"cannot resume: {data} is not the last data of this run, {last}: pass that with --data, or train on new "
+                f"cannot resume: {data} is not the last data of this run, which is {last}: pass that with --data, or train on new "
                 "data with --continue"
                 if state.data
                 else f"cannot resume: all data of this run is complete, the last is {last}: train on new data with --continue"
@@ -271,8 +281,8 @@ def check_goes_on(
         return False
     if CHECKSUM not in saved:
         raise ConfigError(
-            "cannot continue: an earlier version of rowmill wrote the checkpoint, which does not say what data it is of: run "
-            "the command that trained it again with --resume and a larger --epochs, and then continue"
+            "cannot continue: an earlier version of rowmill wrote the checkpoint, which does not name its data: run the command "
+            "that trained it again with --resume and a larger --epochs, and then continue"
         )
     current = Part(state.data, saved[DATA_ROWS], saved[CHECKSUM], state.step, 0, {})
     if not state.is_between_parts and current.is_of(identity):

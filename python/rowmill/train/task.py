@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from rowmill.config.config import Config
 from rowmill.config.setting import ConfigError
 from rowmill.size import parse_size
-from rowmill.train.ranks import started_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -147,10 +146,6 @@ def check_task(config: Config, *, data: str, models: Iterable[str], what: str) -
         models: Names of the task's models.
         what: What these models are for, for messages.
     """
-    if config.train.continues and started_ranks() is not None:
-        raise ConfigError(
-            f"--continue works with --task {config.train.task} in one process only: start the command without torchrun"
-        )
     if config.data.path is None:
         raise ConfigError(f"data.path is not set: pass {data} with --data")
     if config.model.kind not in models:

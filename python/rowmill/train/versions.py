@@ -32,8 +32,7 @@ def new_version(config: CheckpointConfig, state: RunState) -> NewVersion | None:
         names = {name for point in state.curve for name in point}
         if state.curve and config.best not in names and not config.best.startswith(_VALID):
             raise ConfigError(
-                f"checkpoint.best = {config.best!r} is no metric of the curves: set it to one of "
-                f"{', '.join(sorted(names))}"
+                f"checkpoint.best must be a metric of the curves, one of {', '.join(sorted(names))}, got {config.best!r}"
             )
         values = [point.get(config.best) for point in state.curve if point["step"] == state.step]
         finite = [value for value in values if value is not None and math.isfinite(value)]

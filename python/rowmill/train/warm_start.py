@@ -7,11 +7,9 @@ again. So they are applied once.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rowmill.config.setting import ConfigError
-from rowmill.store.row_files import load_rows
-from rowmill.train.state import ATTACHMENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,12 +60,11 @@ def warm_start(config: Config, rows: StoredRows, console: Console) -> None:
             f'warm_start.tables.{next(iter(tables))}: with gnn.rows = "features" rows are the features of the graph: set '
             'gnn.rows = "learned", or drop --warm-start'
         )
-    if rows.store.attachment(ATTACHMENT) is not None:
+    if rows.has_checkpoint:
         return
     of_name = {table.name: table for table in rows.tables}
     for name, given in tables.items():
-        options: dict[str, Any] = asdict(given)
-        count = load_rows(of_name[name], options.pop("file"), **options)
+        count = rows.load(of_name[name], **asdict(given))
         console.print(
             f"Warm start: {count:,} rows of table {name} from {given.file}",
             highlight=False,

@@ -4,7 +4,7 @@ Shapes: B rows per batch, N numeric features, S id columns (see `rowmill.ctr.mod
 D weights per row, E = H * D; W is the width of a state, here E.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -44,10 +44,16 @@ class AttentionalGRU(nn.Module):
 class DIEN(nn.Module):
     """A GRU over the history, attention to the target, a second GRU weighted by the attention, then an MLP.
 
-    In training, a forward sets ``auxiliary_loss``; add it to the loss of the clicks. It is the mean logistic loss of a
-    state's prediction of the next item of its history, against a negative (equation 3). The negative is the item at the
+    In training, a forward sets ``auxiliary_loss``; add it to the loss of the clicks. It is half the mean logistic loss of a
+    state's predictions of the next item of its history, against a negative (equation 3). The negative is the item at the
     same place of the previous row of the batch; the paper draws negatives from all items. It is None if no history in
     the batch has two items.
+
+    Attributes:
+        auxiliary_losses: The losses whose mean it is, float32 ``[places with a negative]``; None before the first forward,
+            and after one in evaluation.
+        previous_row: Returns, for a tensor of the batch ``[B, ...]``, the values of the previous row, ``[B, ...]``; that of
+            the first row is the last one. A batch in parts of many processes needs another function than `rolled`.
 
     Args:
         embeddings: called as ``embeddings(ids)``, returns ``[B, S, D]``.
@@ -86,7 +92,14 @@ class DIEN(nn.Module):
         self.evolve = AttentionalGRU(width, width)
         inputs = dense_features + len(histories.others) * dim + 2 * width
         self.layers = mlp_with_dice(inputs, hidden)
-        self.auxiliary_loss: Tensor | None = None
+        self.auxiliary_losses: Tensor | None = None
+        self.previous_row: Callable[[Tensor], Tensor] = rolled
+
+    @property
+    def auxiliary_loss(self) -> Tensor | None:
+        """Half the mean of ``auxiliary_losses``, a scalar; None without any."""
+        losses = self.auxiliary_losses
+        return None if losses is None or not len(losses) else losses.mean() / 2
 
     def forward(self, dense_BN: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> Tensor:
         """Logits of a click, float32 ``[B]``."""
@@ -103,19 +116,23 @@ class DIEN(nn.Module):
         # For an empty history all scores are minus infinity, and the softmax is NaN.
         weights_BP = weights_BP.where(taken_BP, 0.0)
         interest_BW = self.evolve(states_BPW, weights_BP)
-        self.auxiliary_loss = (
-            _next_place_loss(states_BPW, history_BPE, taken_BP) if self.training else None
+        self.auxiliary_losses = (
+            self._next_place_losses(states_BPW, history_BPE, taken_BP) if self.training else None
         )
         inputs = torch.cat([dense_BN, others_BX, target_BE, interest_BW], dim=1)
         return self.layers(inputs).squeeze(1)
 
+    def _next_place_losses(
+        self, states_BPW: Tensor, history_BPE: Tensor, taken_BP: Tensor
+    ) -> Tensor:
+        before, coming, taken = states_BPW[:, :-1], history_BPE[:, 1:], taken_BP[:, 1:]
+        other = self.previous_row(coming)
+        # If the previous row's history is shorter, the place has no negative and is skipped.
+        both = taken & self.previous_row(taken)
+        losses = -logsigmoid((before * coming).sum(2)) - logsigmoid(-(before * other).sum(2))
+        return losses[both]
 
-def _next_place_loss(states_BPW: Tensor, history_BPE: Tensor, taken_BP: Tensor) -> Tensor | None:
-    before, coming = states_BPW[:, :-1], history_BPE[:, 1:]
-    other = coming.roll(1, dims=0)
-    # If the previous row's history is shorter, the place has no negative and is skipped.
-    both = taken_BP[:, 1:] & taken_BP[:, 1:].roll(1, dims=0)
-    if not bool(both.any()):
-        return None
-    losses = -logsigmoid((before * coming).sum(2)) - logsigmoid(-(before * other).sum(2))
-    return losses[both].mean() / 2
+
+def rolled(values_B: Tensor) -> Tensor:
+    """The values of the previous row of a batch, for each row, ``[B, ...]``."""
+    return values_B.roll(1, dims=0)

@@ -4,7 +4,7 @@ Shapes: B rows per batch, N numeric features, S id columns (see `rowmill.ctr.mod
 D weights per row, E = H * D.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from rowmill.ctr.models.history import Histories
 from rowmill.ctr.models.layers import mlp
 
-_DICE_EPS = 1e-8
+DICE_EPS = 1e-8
+
+
+def normalized(x_BW: Tensor, running_mean_W: Tensor, running_var_W: Tensor) -> Tensor:
+    """Normalise over the batch, and update the running averages in place. One row has no variance: by the averages."""
+    return nn.functional.batch_norm(
+        x_BW, running_mean_W, running_var_W, training=len(x_BW) > 1, eps=DICE_EPS
+    )
 
 
 class Dice(nn.Module):
@@ -20,24 +27,29 @@ class Dice(nn.Module):
 
     ``p`` is the sigmoid of normalised x. As in batch normalisation, training normalises over the batch, and evaluation
     by running averages.
+
+    Attributes:
+        normalized: Normalises in training. A batch in parts of many processes needs another function than `normalized`.
     """
 
     running_mean: Tensor
     running_var: Tensor
+    normalized: Callable[[Tensor, Tensor, Tensor], Tensor]
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.zeros(width))
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
+        self.normalized = normalized
 
     def forward(self, x_BW: Tensor) -> Tensor:
         """``[B, W]`` to ``[B, W]``."""
-        # One row has no variance.
-        by_batch = self.training and len(x_BW) > 1
-        normal_BW = nn.functional.batch_norm(
-            x_BW, self.running_mean, self.running_var, training=by_batch, eps=_DICE_EPS
-        )
+        averages = self.running_mean, self.running_var
+        if self.training:
+            normal_BW = self.normalized(x_BW, *averages)
+        else:
+            normal_BW = nn.functional.batch_norm(x_BW, *averages, eps=DICE_EPS)
         p_BW = normal_BW.sigmoid()
         return p_BW * x_BW + (1 - p_BW) * self.alpha * x_BW
 
