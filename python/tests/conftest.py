@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 import rowmill
 from python.tests.train.configs import Make
+from python.tests.warm import fork_server
 from rowmill.config import Config, load_config
 from rowmill.ctr.data.generate import generate
 
@@ -33,9 +33,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def server() -> ForkServerContext:
     """A fork server that has imported the modules of the command."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["rowmill.cli", "rowmill.train"])
-    return context
+    return fork_server()
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from rowmill.ctr.data.generate import id_laws
 from rowmill.ctr.data.locality import expected_reuse
 from rowmill.size import parse_size
 from rowmill.train import train
+from rowmill.train.dense import multiplies_bf16
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 QUICKSTART = EXAMPLES / "quickstart.toml"
@@ -98,6 +99,7 @@ def test_settings_of_knowledge_graphs_train(settings: Path, tmp_path: Path) -> N
         ("data", "path"): tmp_path,
         ("train", "out"): tmp_path / "out",
         ("train", "epochs"): 2,
+        ("train", "precision"): config.train.precision if multiplies_bf16() else "fp32",
         ("store", "memory"): "64MiB",
     }
     report = train(load_config(settings, flags), Console(file=io.StringIO()))

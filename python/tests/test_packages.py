@@ -25,6 +25,7 @@ LAZY = (
     "rowmill.ctr",
     "rowmill.gnn",
     "rowmill.kge",
+    "rowmill.optim",
     "rowmill.saved",
     "rowmill.store",
 )
@@ -53,10 +54,11 @@ def test_importing_rowmill_is_light_and_gives_every_public_package() -> None:
     assert loaded == "\n"
 
 
-def test_settings_and_remote_checkpoints_need_no_torch() -> None:
+def test_settings_optimizers_and_remote_checkpoints_need_no_torch() -> None:
     in_a_new_interpreter(
         "import sys\n"
         "from rowmill.config import SECTIONS\n"
+        "from rowmill.optim import SGD\n"
         "from rowmill.store.remote import checkpoints\n"
         "assert {'kge', 'gnn', 'generate'} <= set(SECTIONS)\n"
         "assert 'torch' not in sys.modules"

@@ -236,7 +236,7 @@ def test_a_damaged_store_is_neither_resumed_nor_cleared(
     manifest.write_bytes(manifest.read_bytes()[:-100])
     says = refused(*train("--resume"), code=1)
     assert "MANIFEST" in says
-    assert "damaged; restore the folder from a copy, or remove it" in says
+    assert "damaged; restore the folder from a copy, or run rowmill fsck" in says
     before = {path.name: path.read_bytes() for path in manifest.parent.iterdir()}
     says = refused(*train())
     assert "out/store has a checkpoint that cannot be read" in says

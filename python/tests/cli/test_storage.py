@@ -8,8 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ import torch
 import rowmill
 from python.tests.distributed.elastic import Run
 from python.tests.small_disk import small_disk
+from python.tests.warm import warm_python
+from rowmill.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -40,9 +43,14 @@ def _command(config: Path) -> list[str | Path]:
 
 
 @contextmanager
-def _node(config: Path) -> Generator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+def _node(
+    config: Path, log: Path | None = None
+) -> Generator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """A node, and what it prints when it listens. It is killed at the end, if it still runs."""
-    with subprocess.Popen(_command(config), stdout=subprocess.PIPE, text=True) as process:
+    with (
+        nullcontext() if log is None else log.open("w") as to,
+        subprocess.Popen(_command(config), stdout=subprocess.PIPE, stderr=to, text=True) as process,
+    ):
         assert process.stdout is not None
         try:
             yield process, json.loads(process.stdout.readline())
@@ -131,7 +139,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def _storage(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rowmill", "storage", *arguments]
+    command = [warm_python(), "-m", "rowmill", "storage", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -139,7 +147,7 @@ def test_a_store_is_planned_filled_shown_and_followed(run: Path, tmp_path: Path)
     plan = _storage("plan", run)
     assert plan.returncode == 0, plan.stderr
     assert "users" in plan.stdout
-    assert "memory:" in plan.stdout
+    assert "memory: 64.0 MiB at least" in plan.stdout, "a node takes no less"
 
     config = tmp_path / "node.toml"
     config.write_text(_FILLED.format(folder="node"))
@@ -187,17 +195,41 @@ def test_a_pushed_checkpoint_is_filled(run: Path, tmp_path: Path) -> None:
 def test_the_stores_of_a_run_of_many_ranks_are_merged(tmp_path: Path) -> None:
     # Each of two ranks writes 10,000 rows, whose weights are the number of the row.
     Run("fill", tmp_path, count=2, rows=10_000).results()
+    pushed = (tmp_path / "pushed").as_uri()
+    assert main(["push", str(tmp_path / "run"), pushed]) == 0
+    config = tmp_path / "node.toml"
+    config.write_text(_FILLED.format(folder="node"))
+    ids = torch.arange(0, 20_000, 7)
+    with _node(config) as (_, ready):
+        (url,) = ready["ready"]
+        for source in (tmp_path / "run", pushed):
+            filled = _storage("fill", source, url)
+            assert filled.returncode == 0, filled.stderr
+            assert "filled 1 tables with 20,000 rows" in filled.stdout
+            with rowmill.open(url) as rows:
+                found = rows.open_table("t").get(ids)
+            assert torch.equal(found, ids[:, None].float().expand(-1, 128))
+
+
+def test_rows_that_every_rank_has_are_planned_and_filled_once(tmp_path: Path) -> None:
+    placement = "rows,user=replicated"
+    results = Run("train", tmp_path, count=2, until=6, every=6, placement=placement).results()
+    assert results[0]["rows"]["user"].keys() == results[1]["rows"]["user"].keys()
+    counts = {
+        name: len({id_ for result in results for id_ in result["rows"][name]})
+        for name in results[0]["rows"]
+    }
+    plan = _storage("plan", tmp_path / "run")
+    assert plan.returncode == 0, plan.stderr
+    lines = [line.split() for line in plan.stdout.splitlines()]
+    assert {line[0]: int(line[1]) for line in lines if line[0] in counts} == counts
     config = tmp_path / "node.toml"
     config.write_text(_FILLED.format(folder="node"))
     with _node(config) as (_, ready):
         (url,) = ready["ready"]
         filled = _storage("fill", tmp_path / "run", url)
         assert filled.returncode == 0, filled.stderr
-        assert "filled 1 tables with 20,000 rows" in filled.stdout
-        ids = torch.arange(0, 20_000, 7)
-        with rowmill.open(url) as rows:
-            found = rows.open_table("t").get(ids)
-        assert torch.equal(found, ids[:, None].float().expand(-1, 128))
+        assert f"with {sum(counts.values()):,} rows" in filled.stdout
 
 
 def test_stores_of_many_ranks_are_not_followed(tmp_path: Path) -> None:
@@ -207,9 +239,67 @@ def test_stores_of_many_ranks_are_not_followed(tmp_path: Path) -> None:
     assert "many ranks" in found.stderr
 
 
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
+def test_a_follower_has_some_time(run: Path, seconds: str) -> None:
+    url = "nvme+tcp://127.0.0.1:1/nqn.2014-08.x"
+    found = _storage("follow", run, url, "--seconds", seconds)
+    assert found.returncode == 2
+    assert "--seconds must be > 0" in found.stderr
+
+
+def test_a_plan_of_no_store_prints_an_error_only(tmp_path: Path) -> None:
+    found = _storage("plan", tmp_path / "none")
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert "has no checkpoint" in found.stderr
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A store with a checkpoint of 40 MB."""
+    folder = tmp_path / "large"
+    with rowmill.open(folder, memory="64MiB") as store:
+        table = store.table("users", dim=256, optimizer=rowmill.optim.SGD(lr=0.1))
+        table.put(torch.arange(40_000), torch.rand(40_000, 256))
+        store.checkpoint()
+    return folder
+
+
+def test_a_fill_whose_node_is_killed_leaves_the_old_tables(
+    run: Path, large: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "node.toml"
+    config.write_text(_FILLED.format(folder="node"))
+    with _node(config) as (process, ready):
+        (url,) = ready["ready"]
+        assert _storage("fill", run, url).returncode == 0
+        command = [sys.executable, "-m", "rowmill", "storage", "fill", large, url]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as fill:
+            while not list((tmp_path / "node/rows-2").glob("*.log")):
+                assert fill.poll() is None, "the fill ended before it was seen"
+            process.kill()
+            _, said = fill.communicate(timeout=60)
+        assert fill.returncode == 1
+        assert said.startswith(f"rowmill: {url}: "), said
+        assert "serves its old tables until a fill is complete: run the same" in said, said
+        assert said.count("\n") == 1, said
+    with _node(config) as (_, ready):
+        (url,) = ready["ready"]
+        status = _storage("status", url)
+        assert "items" in status.stdout, "the tables from before are served"
+        with rowmill.open(url) as rows, rowmill.open(run, memory="16MiB", read_only=True) as store:
+            ids = torch.arange(3000)
+            assert torch.equal(
+                rows.open_table("users").get(ids), store.open_table("users").get(ids)
+            )
+        filled = _storage("fill", large, url)
+        assert filled.returncode == 0, filled.stderr
+        assert "filled 1 tables with 40,000 rows" in filled.stdout
+
+
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
 def test_a_fill_that_finds_the_disk_full_changes_nothing(
-    run: Path, tmp_path: Path, kind: str
+    run: Path, large: Path, tmp_path: Path, kind: str
 ) -> None:
     with small_disk(kind, tmp_path, 12) as disk:
         config = tmp_path / "node.toml"
@@ -217,17 +307,71 @@ def test_a_fill_that_finds_the_disk_full_changes_nothing(
         with _node(config) as (_, ready):
             (url,) = ready["ready"]
             assert _storage("fill", run, url).returncode == 0
-            large = tmp_path / "large"
-            with rowmill.open(large, memory="64MiB") as store:
-                table = store.table("users", dim=256, optimizer=rowmill.optim.SGD(lr=0.1))
-                table.put(torch.arange(40_000), torch.rand(40_000, 256))
-                store.checkpoint()
             failed = _storage("fill", large, url)
             assert failed.returncode == 1
             assert "capacity exceeded" in failed.stderr, failed.stderr
             status = _storage("status", url)
             assert "items" in status.stdout, "the tables from before are served"
             assert _storage("fill", run, url).returncode == 0, "the space is free again"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "rows"),
+    [
+        pytest.param(0.5, 300_000, id="checkpoint"),
+        # The node has no memory for all rows, and makes no checkpoint before the end.
+        pytest.param(3600, 1_600_000, id="rows that leave memory"),
+    ],
+)
+def test_a_follower_goes_on_when_the_full_disk_of_its_node_has_space(
+    run: Path, tmp_path: Path, checkpoint: float, rows: int
+) -> None:
+    said, log = tmp_path / "said", tmp_path / "log"
+    with small_disk("tmpfs", tmp_path, 384) as disk, said.open("w") as to:
+        config = tmp_path / "node.toml"
+        config.write_text(_FILLED.format(folder=disk / "node") + f"checkpoint = {checkpoint}\n")
+        with (
+            _node(config, log) as (_, ready),
+            rowmill.open(run, memory="64MiB", feed="512MiB", feed_waiting="256MiB") as store,
+        ):
+            (url,) = ready["ready"]
+            assert _storage("fill", run, url).returncode == 0
+            users = store.open_table("users")
+            ids = torch.arange(rows)
+            ballast = disk / "ballast"
+            ballast.write_bytes(b"\0" * (shutil.disk_usage(disk).free - (4 << 20)))
+            command = [sys.executable, "-m", "rowmill", "storage", "follow", run, url]
+            with subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=to, text=True
+            ) as follower:
+                users.put(ids, torch.rand(rows, 8))
+                while not said.read_text():
+                    # The frame after the failed checkpoint is refused.
+                    users.put(ids[:100], torch.rand(100, 8))
+                    time.sleep(0.05)
+                    assert follower.poll() is None
+                assert "refuses the next change: its disk is full" in said.read_text()
+                assert "the disk is full: frames of the feed are refused" in log.read_text()
+                assert str(disk / "node") in log.read_text()
+                with rowmill.open(url) as node:
+                    # Rows of before, or of a frame that was taken.
+                    assert node.open_table("users").get(ids[:1000]).shape == (1000, 8)
+                    ballast.unlink()
+                    users.put(ids[100:200], torch.rand(100, 8))
+                    expected = users.get(ids)
+                    while not torch.equal(_rows_of(node, ids), expected):
+                        time.sleep(0.1)
+                follower.send_signal(signal.SIGINT)
+                told, _ = follower.communicate(timeout=30)
+            assert {line.split(" fills")[0] for line in told.splitlines()} == {"0"}, told
+
+
+def _rows_of(node: rowmill.Store, ids: torch.Tensor) -> torch.Tensor:
+    """Rows of users; none while the node opens its store."""
+    try:
+        return node.open_table("users").get(ids)
+    except rowmill.errors.StorageError:
+        return torch.empty(0)
 
 
 def test_the_unit_of_systemd_is_valid(tmp_path: Path) -> None:

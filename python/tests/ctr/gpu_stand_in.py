@@ -81,6 +81,9 @@ class StandIn(TorchFunctionMode):
         return made
 
     def _move(self, func: Any, tensor: Tensor, *rest: Any, device: Any = None, **more: Any) -> Any:
+        if rest and isinstance(rest[0], Tensor):
+            like, *rest = rest
+            rest = [GPU if self.holds(like) else "cpu", like.dtype, *rest]
         named = [one for one in (*rest, device) if isinstance(one, (str, torch.device))]
         others = [one for one in rest if not isinstance(one, (str, torch.device))]
         if func is Tensor.cpu:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import rowmill
 from python.tests.train.ranked import kill_second, printed, run_ranks, start
 from python.tests.train.runs import ended, fork
 from python.tests.warm import warm_python
@@ -177,6 +178,27 @@ def test_placements_give_the_same_steps_and_are_kept(
     assert set(manifest.placements) == set(manifest.tables)
 
 
+def test_tables_with_optimizers_of_their_own_give_the_same_steps(
+    log: Path, server: ForkServerContext, tmp_path: Path
+) -> None:
+    config = tmp_path / "tables.toml"
+    config.write_text(
+        "[rows.tables.C1]\noptimizer = 'adam'\nlr = 0.01\n[rows.tables.C2]\nlr = 0.3\n"
+        "[rows.tables.C3]\noptimizer = 'rowwise_adagrad'\n"
+    )
+    alone, three = tmp_path / "alone", tmp_path / "three"
+    run_any(server, 1, log, alone, "--config", str(config))
+    placement = "rows,C1=pooled,C2=whole,C3=replicated"
+    run(server, 3, log, three, "--config", str(config), "--placement", placement)
+    alike(measured(three), measured(alone))
+    with rowmill.open(three / "store/parts-1/0", read_only=True) as store:
+        first, second, third, rest = (store.open_table(f"C{n}").optimizer for n in range(1, 5))
+    assert first == rowmill.optim.Adam(lr=0.01)
+    assert second == rowmill.optim.Adagrad(lr=0.3)
+    assert rest == rowmill.optim.Adagrad(lr=rest.lr)
+    assert third == rowmill.optim.RowwiseAdagrad(lr=rest.lr)
+
+
 @pytest.mark.parametrize(
     ("count", "placement", "message"),
     [
@@ -188,7 +210,7 @@ def test_placements_give_the_same_steps_and_are_kept(
         (
             2,
             "split",
-            "placement must be rows, pooled, whole, whole:RANK or replicated, got 'split'",
+            "placement must be auto, rows, pooled, whole, whole:RANK or replicated, got 'split'",
         ),
         (2, "rows,no=pooled", "placement names table 'no', which does not exist: use one of"),
     ],
@@ -293,7 +315,7 @@ def test_ranks_with_different_settings_name_the_setting(
     told = [arguments(log, tmp_path), arguments(log, tmp_path, *more)]
     assert [ended(rank) for rank in start(server, 2, told, tmp_path)] == [2, 2]
     for said in printed(tmp_path, 2):
-        assert said == f"rowmill: ranks disagree on {message}\n"
+        assert said == f"rowmill: ranks disagree on {message}; it must be equal on all ranks\n"
 
 
 def test_all_ranks_report_a_backend_that_one_rank_lacks(
@@ -386,22 +408,6 @@ def test_under_torchrun_the_other_rank_names_a_killed_rank(
     ], ran.stderr
 
 
-@pytest.mark.parametrize(
-    ("section", "key", "value", "named"),
-    [
-        ("model", "kind", "dien", "model.kind = 'dien'"),
-        ("train", "plain", True, "train.plain"),
-        ("data", "follow", True, "data.follow"),
-        ("rows", "tables", {"C1": {"lr": 0.5}}, "rows.tables"),
-        ("warm_start", "tables", {"C1": "vectors.npy"}, "warm_start.tables"),
-        ("store", "feed", "1MiB", "store.feed"),
-        ("checkpoint", "push", "file:///tmp/there", "checkpoint.push"),
-    ],
-)
-def test_settings_of_a_single_process_are_refused_with_ranks(
-    section: str, key: str, value: Any, named: str
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        check_ranked_clicks(load_config(None, {(section, key): value}))
-    assert str(refused.value).startswith(named)
-    assert "without torchrun" in str(refused.value)
+def test_a_store_is_needed_with_ranks() -> None:
+    with pytest.raises(ConfigError, match=r"train\.plain does not work with many ranks: start"):
+        check_ranked_clicks(load_config(None, {("train", "plain"): True}))

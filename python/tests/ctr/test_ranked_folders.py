@@ -66,6 +66,16 @@ def test_rank_0_names_the_folder_for_all_ranks_and_resume_takes_it(
     assert len(list((tmp_path / "out").iterdir())) == 3
 
 
+def test_ranks_resume_where_an_earlier_start_has_left_its_lock(
+    log: Path, server: ForkServerContext, tmp_path: Path, fresh: Any
+) -> None:
+    (tmp_path / "run/store").mkdir(parents=True)
+    (tmp_path / "run/store/LOCK").touch()
+    codes, said = run(server, arguments(log, tmp_path / "run", *FEW, "--resume"), tmp_path)
+    assert codes == [0, 0], said
+    assert measured(tmp_path / "run") == fresh
+
+
 def test_all_ranks_fail_where_the_folder_cannot_be_named(
     log: Path, server: ForkServerContext, tmp_path: Path
 ) -> None:

@@ -171,7 +171,7 @@ def test_all_ranks_report_a_rank_without_a_gpu(
     assert [ended(rank) for rank in start(server, 2, told, tmp_path)] == [2, 2]
     said = (
         "rowmill: rank 0: --backend nccl needs one GPU per rank, but this machine has 2 ranks and "
-        f"{GPUS} GPUs that torch can use\n"
+        f"{GPUS} GPUs that torch can use: start fewer ranks on it, or use --backend gloo\n"
     )
     assert printed(tmp_path, 2) == [said, said]
     assert not (tmp_path / "out").exists()

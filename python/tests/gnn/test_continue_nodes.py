@@ -136,6 +136,32 @@ def test_kills_change_no_bit(
     check_whole(Path("killed/store"))
 
 
+def test_weight_decay_may_change_between_two_parts(command: Callable[..., str]) -> None:
+    begin(command)
+    shutil.copytree("run", "other")
+    tuesday = ("train", "--continue", "run", "--data", "tuesday.npz")
+    command(*tuesday)
+    large = weight()
+    shutil.rmtree("run")
+    Path("other").rename("run")
+    Path("decay.toml").write_text("[gnn]\nweight_decay = 50.0\n")
+    command(*tuesday, "--config", "decay.toml")
+    assert weight() < 0.9 * large
+    check_whole(Path("run/store"))
+
+
+def weight() -> float:
+    """Sum of the squares of the dense weights of the run."""
+    with rowmill.load("run") as loaded:
+        network = {
+            name: value
+            for name, value in loaded.saved.weights.items()
+            if name.startswith("network.")
+        }
+        assert network
+        return sum(float(value.square().sum()) for value in network.values())
+
+
 def test_wrong_graphs_change_nothing(command: Callable[..., str]) -> None:
     begin(command, "features")
     grown("fewer.npz", 250)

@@ -28,13 +28,21 @@ def folder() -> Path:
 
 
 @pytest.mark.parametrize(
-    "framework", ["torchrec", "torchrec_export", "torchrec_ranks", "pykeen", "pyg"]
+    ("framework", "which"),
+    [
+        ("torchrec", "not long"),
+        ("torchrec_export", "not long"),
+        pytest.param("torchrec_export", "long", marks=pytest.mark.long),
+        ("torchrec_ranks", "not long"),
+        ("pykeen", "not long"),
+        ("pyg", "not long"),
+    ],
 )
-def test_cases_of_a_framework(framework: str, folder: Path) -> None:
-    """Run all cases of one framework; their failures are printed here."""
+def test_cases_of_a_framework(framework: str, which: str, folder: Path) -> None:
+    """Run cases of one framework; their failures are printed here."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
     run = subprocess.run(
-        [*command, str(CASES / f"{framework}_cases.py")],
+        [*command, "-m", which, str(CASES / f"{framework}_cases.py")],
         env={**os.environ, "PYTHONPATH": with_folder(folder), "ROWMILL_FRAMEWORKS": "1"},
         cwd=ROOT,
         capture_output=True,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEYS = ["clicks", "user", "shared"]
+LONG = pytest.mark.long
 
 
 class Ranker(nn.Module):
@@ -137,7 +138,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("stored", [pytest.param(False, marks=LONG), True])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_split_is_the_unsplit_program(name: str, stored: bool, tmp_path: Path) -> None:
     model: nn.Module = MODELS[name]().eval()
@@ -161,7 +162,9 @@ def test_the_split_is_the_unsplit_program(name: str, stored: bool, tmp_path: Pat
             torch.testing.assert_close(answer, own, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", ["weighted", "rows", *(pytest.param(name, marks=LONG) for name in ("bags", "grouped"))]
+)
 def test_a_worker_answers_like_the_module(name: str, tmp_path: Path) -> None:
     model: nn.Module = MODELS[name]().eval()
     weighted = name == "weighted"

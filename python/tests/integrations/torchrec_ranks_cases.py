@@ -122,7 +122,7 @@ def test_a_sharded_collection_takes_a_keyed_jagged_tensor(
 
 
 def test_the_example_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
-    for count, says in ((2, "step 20 loss"), (3, "step 40 loss")):
+    for count, says in ((1, "step 20 loss"), (2, "step 40 loss")):
         command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
         run = subprocess.run(
             [sys.executable, *command, str(EXAMPLE)],

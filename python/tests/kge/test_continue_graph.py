@@ -149,6 +149,32 @@ def test_kills_change_no_bit(command: Callable[..., str], monkeypatch: pytest.Mo
     check_whole(Path("killed/store"))
 
 
+def test_rates_may_change_between_two_parts(
+    command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(command)
+    shutil.copytree("run", "other")
+    tuesday = ("--data", "tuesday", "--checkpoint-every", "2")
+    Path("changed.toml").write_text("[kge]\nentity_dropout = 0.3\n")
+    command("train", "--continue", "run", *tuesday)
+    with cut_off(at("other") + 4, monkeypatch):
+        command("train", "--continue", "other", *tuesday, "--config", "changed.toml")
+    # Within a part it is fixed, and the part goes on with it.
+    before = contents(Path("other"))
+    Path("again.toml").write_text("[kge]\nentity_dropout = 0.4\n")
+    says = command("train", "--continue", "other", *tuesday, "--config", "again.toml", code=2)
+    assert "kge.entity_dropout was 0.3 and is 0.4, and tuesday is already a part" in says
+    assert contents(Path("other")) == before
+    command("train", "--continue", "other", *tuesday)
+    assert vectors("other") != vectors()
+    Path("again.toml").write_text("[kge]\nobjective = 'kvsall'\n")
+    says = command(
+        "train", "--continue", "run", "--data", "wednesday", "--config", "again.toml", code=2
+    )
+    assert "kge.objective was 'negatives' and is 'kvsall', which is fixed for all data" in says
+    check_whole(Path("run/store"))
+
+
 def at(run: str) -> int:
     """The step at which the first part of a run ended."""
     with rowmill.load(run) as loaded:
@@ -224,7 +250,7 @@ def test_the_names_of_the_checkpoint_count(command: Callable[..., str]) -> None:
 def test_a_run_with_another_dim_is_continued(command: Callable[..., str]) -> None:
     begin(command)
     said = command("alter", "run", "--out", "wider", "--dim", "16")
-    assert "to train on: rowmill train --continue wider --data DATA" in said
+    assert "to continue training: rowmill train --continue wider --data DATA" in said
     before = vectors("wider")["relations"]
     command("train", "--continue", "wider", "--data", "tuesday", "--row-lr", "0")
     after = vectors("wider")["relations"]

@@ -274,8 +274,6 @@ def test_ranks_report_a_wrong_graph_and_different_settings(
     ("section", "key", "value", "named"),
     [
         ("train", "backend", "nccl", "train.backend = 'nccl', which is for models with dense"),
-        ("store", "feed", "1MiB", "store.feed"),
-        ("checkpoint", "push", "file:///tmp/there", "checkpoint.push"),
     ],
 )
 def test_settings_of_a_single_process_are_refused_with_ranks(

@@ -238,7 +238,13 @@ def triples_of(batch: GraphBatch) -> torch.Tensor:
     )
 
 
-@pytest.mark.parametrize("order", [{}, {"kge__partitions": 8, "kge__buffer_partitions": 3}])
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param({}, marks=pytest.mark.long),
+        {"kge__partitions": 8, "kge__buffer_partitions": 3},
+    ],
+)
 def test_row_memory_for_a_tenth_of_the_rows_changes_no_bit(
     make: Make, tmp_path_factory: pytest.TempPathFactory, order: dict[str, Any]
 ) -> None:

@@ -185,7 +185,7 @@ def test_adam_goes_on_with_its_state_and_steps(optimizer: str, tmp_path: Path) -
     assert alter(tmp_path / "new", tmp_path / "back", flags={("model", "dim"): 8}).begun_anew == ()
     same(rows_of(tmp_path / "back"), rows_of(config.train.out))
     # The next steps have the bits of the run that was not altered: bias correction depends on the count of steps.
-    found = []
+    found: list[dict[str, Any]] = []
     for run in (tmp_path / "run", tmp_path / "back"):
         train(with_out(config, run), quiet())
         found.append(rows_of(run))
@@ -361,6 +361,10 @@ def test_what_cannot_be_altered_is_refused_with_the_reason(
         assert not out.exists()
 
     refused([str(tmp_path / "none"), "--dim", "4"], "has no checkpoint: give the folder of a run")
+    inside = run.train.out / "store" / "new"
+    assert main(["alter", str(run.train.out), "--dim", "4", "--out", str(inside)]) == 2
+    assert f"--out {inside} is in the folder of the rows of RUN" in capsys.readouterr().err
+    assert not inside.exists()
     refused([str(nodes.run), "--dim", "4"], "its rows are the features of the graph")
     file = tmp_path / "more.toml"
     file.write_text("[train]\nbatch = 512\n[model]\ndim = 4")

@@ -199,7 +199,7 @@ def test_without_names_or_graph_numbers_are_enough(
         assert all(answer.name is None for answer in graph.query(*numbers, None))
         with pytest.raises(DataError, match=r"got 'e5'\. The run has no names: give numbers"):
             graph.query("e5", "r1", None)
-        with pytest.raises(DataError, match="gone, does not exist: put it back"):
+        with pytest.raises(DataError, match="gone, does not exist: restore it"):
             graph.query(0, 0, None, filtered=True)
     assert named[0].name is not None
     (moved / "train.tsv").write_text("a\tb\tc\n")

@@ -141,7 +141,7 @@ def test_errors_of_the_command_are_one_line(store: Path, tmp_path: Path) -> None
     assert not (tmp_path / "none").exists()
     code, _, error = changes(store, "--since", "-1")
     assert code == 2
-    assert "must be the number of a checkpoint or event, got '-1'" in error
+    assert "must be the number of a checkpoint, got '-1'" in error
 
 
 def test_the_error_for_removed_changes_names_the_first_kept_checkpoint(tmp_path: Path) -> None:

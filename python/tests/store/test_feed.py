@@ -221,3 +221,27 @@ def test_the_command_prints_counts_and_lag(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "checkpoint 1\n" in done.stdout
     assert f"event {last}: 2 rows, 1 deletes; lag " in done.stdout
+
+
+def test_openings_that_publish_nothing_do_not_hide_later_events(tmp_path: Path) -> None:
+    """Each opening begins a segment at a random number. Followers took the one with the largest number, of any opening."""
+
+    def opened() -> rowmill.Store:
+        return rowmill.open(
+            tmp_path / "store", memory="16MiB", feed="32MiB", feed_interval_s=1000.0
+        )
+
+    with closing(opened()) as store:
+        table = store.table("t", dim=1, optimizer=SGD(lr=1.0))
+        table.put([1], np.ones((1, 1), np.float32))
+        store.checkpoint()
+    feed = rowmill.ChangeFeed(tmp_path / "store")
+    *_, last = feed.follow(timeout_s=0)
+    for _ in range(8):
+        opened().close()
+    with closing(opened()) as store:
+        store.open_table("t").put([2], np.ones((1, 1), np.float32))
+        store.publish()
+        (event,) = feed.follow(last.sequence, timeout_s=0)
+    assert isinstance(event, rowmill.FeedRows)
+    assert event.ids.tolist() == [2]

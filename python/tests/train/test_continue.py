@@ -172,7 +172,7 @@ def test_structure_and_the_rates_of_a_begun_part_are_fixed(
         (("--row-optimizer", "sgd"), "rows.optimizer was 'adagrad' and is 'sgd'"),
         (("--seed", "4"), "train.seed was 0 and is 4"),
         (("--task", "kge"), "model.kind must be transe or rotate or distmult or complex"),
-        (("--out", "other"), "--continue run names the run to go on with: drop --out"),
+        (("--out", "other"), "--continue run already names the run to continue: drop --out"),
         (("--resume",), "drop --resume"),
         (("--replace",), "drop --replace"),
         (("--store", "other"), "drop --store"),
@@ -183,7 +183,7 @@ def test_structure_and_the_rates_of_a_begun_part_are_fixed(
         command(*new, "--checkpoint-every", "2")
     says = refused(*new, "--row-lr", "0.5")
     assert (
-        "cannot continue: rows.lr was 0.02 and is 0.5, but days/part-001.parquet is already a part"
+        "cannot continue: rows.lr was 0.02 and is 0.5, and days/part-001.parquet is already a part"
         in says
     )
     says = refused("--continue", "run", "--data", days[2])

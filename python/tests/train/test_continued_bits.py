@@ -118,6 +118,7 @@ def test_killed_and_continued_runs_leave_the_bits_of_one_run(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("threads", [1, 16])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_of_30_parts_killed_50_times_leaves_the_bits_of_one_run(

@@ -10,6 +10,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import rowmill
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext
 
 pytestmark = pytest.mark.slow
+
+# pyarrow has no types for these calls.
+_arrow: Any = pa
+_parquet: Any = pq
 
 LOG = GenerateConfig(rows=4_000, seed=3, rows_per_table=100)
 SIZES = [330, 250, 410, 120]
@@ -180,6 +186,31 @@ def test_a_signal_ends_it_with_a_checkpoint_and_a_report(
     check_whole(out / "store")
 
 
+def test_steps_in_flight_at_a_signal_are_trained_once(
+    files: list[Path],
+    command: Callable[..., str],
+    server: ForkServerContext,
+    tmp_path: Path,
+) -> None:
+    # Lookups count for admission, so a lookup of a step that is not trained would be counted twice after a restart.
+    Path("config.toml").write_text("[admission]\nmin_count = 2\n")
+    more = ("--config", str(tmp_path / "config.toml"), "--in-flight", "4")
+    for file in files:
+        arrive(file)
+    command("--until", files[-1].name, *more, out="whole")
+    given = ["train", "--data", str(tmp_path / "in"), "--follow", *FLAGS, *more]
+    given += ["--out", str(tmp_path / "run")]
+    begun = tmp_path / "begun"
+    process = fork(server, given, tmp_path / "printed", tell=(5, begun))
+    until(begun.exists, process.is_alive)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGTERM)
+    assert ended(process) == 0, (tmp_path / "printed").read_text()
+    assert report()["run"]["steps"] < 14
+    command("--resume", "--until", files[-1].name, *more)
+    assert differences(left(Path("whole")), left(Path("run"))) == []
+
+
 def test_a_file_that_changed_or_came_late_is_an_error(
     files: list[Path], command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +233,10 @@ def test_a_file_that_changed_or_came_late_is_an_error(
     Path("in/part-001.parquet").unlink()
     shutil.copy2(files[1], "in/part-002.parquet")
     assert "in/part-002.parquet has the rows of part 1 of the data" in refused()
+    _joined("in/part-002.parquet", files[1], files[2])
+    says = refused()
+    assert "in/part-002.parquet (660 rows) begins with the rows of " in says
+    assert "in/part-001.parquet (250 rows), which were trained on: leave only the new rows" in says
     Path("in/part-002.parquet").unlink()
     # In the middle of a file.
     arrive(files[2])
@@ -215,6 +250,38 @@ def test_a_file_that_changed_or_came_late_is_an_error(
     assert "in/part-002.parquet has changed since" in refused()
     Path("elsewhere").rename("in/part-002.parquet")
     assert "part-002.parquet: 410 rows" in command("--resume", "--until", "part-002.parquet")
+
+
+def _joined(path: str, *files: Path) -> None:
+    _parquet.write_table(_arrow.concat_tables([_parquet.read_table(file) for file in files]), path)
+
+
+def test_without_a_file_the_report_of_the_part_before_stays(
+    files: list[Path], command: Callable[..., str]
+) -> None:
+    assert main(["train", "--data", str(files[0]), "--out", "run", *FLAGS]) == 0
+    before = report()
+    arrive(files[1])
+    assert main(["train", "--continue", "run", "--data", "in", "--follow", "--until", "a"]) == 0
+    assert report() == before
+    check_whole(Path("run/store"))
+
+
+@pytest.mark.parametrize(("first", "is_known"), [(31, False), (32, True), (1024, True)])
+def test_a_file_that_has_grown_under_another_name_is_an_error(
+    log: Path, command: Callable[..., str], first: int, is_known: bool
+) -> None:
+    files = split(log, Path("grown"), [first, 1500 - first])
+    shutil.copy2(files[0], "in/a.parquet")
+    _joined("in/b.parquet", *files)
+    # Both are taken by one process.
+    says = command("--until", "b.parquet", code=2 if is_known else 0)
+    assert ("in/b.parquet (1,500 rows) begins with the rows of " in says) == is_known
+    assert ("b.parquet: 1,500 rows, auc" in says) != is_known
+    command("--until", "a.parquet", out="day")
+    train_rows = ("--train-rows", "1500")
+    code = main(["train", "--continue", "day", "--data", "in/b.parquet", *train_rows])
+    assert code == (2 if is_known else 0)
 
 
 def test_a_followed_run_is_continued_and_a_run_is_followed(
@@ -243,6 +310,7 @@ def test_a_followed_run_is_continued_and_a_run_is_followed(
     ("flags", "says"),
     [
         (["--until", "x"], "data.until = 'x' ends --follow: pass --follow"),
+        (["--follow", "--until", ""], "data.until is empty: pass the name of the last file"),
         (["--follow", "--epochs", "2"], "train.epochs = 2 (each file is trained on once) does not"),
         (["--follow", "--train-rows", "9"], "data.train_rows (all rows are trained on) does not"),
         (["--follow", "--plain"], "train.plain (it makes no checkpoints) does not"),

@@ -242,7 +242,10 @@ def kill_at_each_step(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("with_store", [False, True], ids=["out", "store"])
+@pytest.mark.parametrize(
+    "with_store",
+    [pytest.param(False, id="out"), pytest.param(True, id="store", marks=pytest.mark.long)],
+)
 def test_killed_between_any_two_steps_nothing_is_lost(
     log: Path,
     server: ForkServerContext,

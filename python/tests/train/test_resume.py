@@ -179,10 +179,11 @@ def test_a_new_run_is_refused_if_its_store_has_a_checkpoint(
     assert "Nothing to do" in command("--store", "rows", "--resume")
 
 
+@pytest.mark.parametrize("more", [(), ("--feed", "64MiB")])
 def test_a_new_run_clears_files_of_a_run_without_a_checkpoint(
-    command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    more: tuple[str, ...], command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command()
+    command(*more)
     first = report()["test"]
     for name in ("STORE", "MANIFEST"):  # Files that a store gets with its first checkpoint.
         (Path("out/store") / name).unlink()
@@ -192,9 +193,9 @@ def test_a_new_run_clears_files_of_a_run_without_a_checkpoint(
 
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", killed)
-        command(code=130)
+        command(*more, code=130)
     # A run that is killed while it clears leaves a folder that the next run clears.
-    assert "Nothing to do" not in command()
+    assert "Nothing to do" not in command(*more)
     assert report()["test"] == first
 
 

@@ -12,6 +12,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from python.tests.train.kept import check_whole, contents
@@ -139,6 +140,32 @@ def test_a_command_that_fails_leaves_no_folder_and_latest_as_it_was(
     assert len(list(Path("out").iterdir())) == 2
 
 
+def test_a_new_run_that_cannot_begin_leaves_nothing_in_its_folders(
+    log: Path, here: Path, refused: Callable[..., str]
+) -> None:
+    np.save("wide.npy", np.zeros((4, 99), np.float32))
+    bad = ("--warm-start", "C1=wide.npy")
+    for where in (
+        ("--out", "run"),
+        ("--out", "run", "--store", "rows"),
+        ("--resume", "--out", "run"),
+    ):
+        assert "rows of table 'C1' have 16 weights" in refused(*train(log, *FEW, *where, *bad))
+        assert sorted(path.name for path in here.iterdir()) == ["wide.npy"]
+    # What was there before stays.
+    Path("run").mkdir()
+    Path("run/notes.txt").write_text("mine")
+    Path("rows").mkdir()
+    refused(*train(log, *FEW, "--out", "run", "--store", "rows", *bad))
+    assert sorted(path.name for path in here.rglob("*")) == [
+        "notes.txt",
+        "rows",
+        "run",
+        "wide.npy",
+    ]
+    assert main(train(log, *FEW, "--out", "run", "--store", "rows")) == 0
+
+
 def test_a_link_without_its_folder_and_a_folder_instead_of_the_link_are_named(
     log: Path, refused: Callable[..., str]
 ) -> None:
@@ -186,7 +213,9 @@ def test_rows_of_an_unfinished_replacement_are_not_taken_for_missing(
     assert main(train(log, *FEW, "--out", "run", "--store", "rows")) == 0
     Path("rows").rename("rows.replaced")
     line = refused(*train(log, *FEW, "--out", "other", "--store", "rows"))
-    assert "rows.replaced keeps the rows of a run that --replace moved there from rows" in line
+    assert (
+        "--replace of a run with another --out moved the old rows of rows to rows.replaced" in line
+    )
 
 
 def test_the_example_of_make_runs_twice(

@@ -81,7 +81,7 @@ def test_settings_of_versions_are_checked(tmp_path: Path) -> None:
         settings(tmp_path, checkpoint__versions=1, checkpoint__best="auc")
     with pytest.raises(ConfigError, match="drop --plain or --versions"):
         settings(tmp_path, train__plain=True)
-    with pytest.raises(ConfigError, match=r"checkpoint\.best = 'acu' is no metric of the curves"):
+    with pytest.raises(ConfigError, match=r"checkpoint\.best must be a metric .*, got 'acu'"):
         train(settings(tmp_path, checkpoint__best="acu"), Console(file=io.StringIO()))
 
 

@@ -180,7 +180,9 @@ def test_what_does_not_fit_is_refused(make: Make, tmp_path: Path) -> None:
             train(make(warm_start__tables=tables), quiet())
     with pytest.raises(ConfigError, match="warm_start needs a store: drop --plain"):
         make(warm_start__tables={"C1": "a.npy"}, train__plain=True)
-    with pytest.raises(ConfigError, match="warm_start is for a new run, and --continue goes on"):
+    with pytest.raises(
+        ConfigError, match="warm_start sets the initial rows of a new run, but --continue uses"
+    ):
         make(warm_start__tables={"C1": "a.npy"}, train__resume=True, train__continues=True)
 
 

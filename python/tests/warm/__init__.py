@@ -12,6 +12,7 @@ Importing torch and rowmill takes 4 CPU seconds, a fork some milliseconds. Tests
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -19,6 +20,10 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext
 
 HERE = Path(__file__).parent
 START_S = 120
@@ -49,3 +54,11 @@ def warm_python() -> str:
     assert server.stdout is not None
     assert server.stdout.readline() == b"ready\n", "the server of warm interpreters did not start"
     return str(program)
+
+
+def fork_server() -> ForkServerContext:
+    """`multiprocessing` with the same modules imported, for functions of tests that run in a process of their own."""
+    context = multiprocessing.get_context("forkserver")
+    # There is one fork server for all contexts, and it ignores modules that it cannot import.
+    context.set_forkserver_preload(["python.tests.warm.preloaded"])
+    return context

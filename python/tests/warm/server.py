@@ -6,7 +6,6 @@ For each request it forks a supervisor, which forks the process, forwards signal
 from __future__ import annotations
 
 import atexit
-import gc
 import json
 import os
 import runpy
@@ -20,26 +19,13 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-MODULES = (
-    "torch._dynamo",
-    "torch.distributed.run",
-    "rowmill.cli",
-    "rowmill.train",
-    "rowmill.ctr.ranked_task",
-    "rowmill.kge.task",
-    "rowmill.gnn.task",
-    "rowmill.distributed",
-)
 FILES_MAX = 64
 
 
 def main() -> None:
     """Serve; returns in each forked process, with nothing left of the server."""
     where, program = sys.argv[1:]
-    for name in MODULES:
-        import_module(name)
-    # A garbage collection in a forked process would copy every page of the modules.
-    gc.freeze()
+    import_module("preloaded")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(where)
