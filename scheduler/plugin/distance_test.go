@@ -96,7 +96,7 @@ func TestNodesWithNearDevicesArePreferred(t *testing.T) {
 		objects = append(objects, slice(name, gpuDriver, gpu))
 	}
 	f := newFixture(t, "", slices.Collect(maps.Values(nodes)), objects...)
-	f.waitForClaims("taken", "both", "gpu", "nic")
+	f.waitForDevices(2*len(nodes), 1, "taken", "both", "gpu", "nic")
 	only := func(names ...string) {
 		f.nodes = nil
 		for _, name := range names {
@@ -152,18 +152,36 @@ func TestRequestedDevicesAreCounted(t *testing.T) {
 	}
 }
 
-// waitForClaims waits until the scheduler's cache of claims has them: it has a queue of its own.
-func (f *fixture) waitForClaims(names ...string) {
+// waitForDevices waits until the scheduler knows published devices on as many slices, the claims, and the devices in use: each
+// of the three follows events with a queue of its own.
+func (f *fixture) waitForDevices(slices, inUse int, claims ...string) {
 	f.Helper()
-	for _, name := range names {
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-			_, err := f.devices.ResourceClaims().Get("n", name)
-			if err == nil {
-				break
+	known := func() error {
+		published, err := f.devices.ResourceSlices().ListWithDeviceTaintRules()
+		if err != nil {
+			return err
+		}
+		for _, name := range claims {
+			if _, err := f.devices.ResourceClaims().Get("n", name); err != nil {
+				return err
 			}
-			if time.Now().After(deadline) {
-				f.Fatal(err)
-			}
+		}
+		state, err := f.devices.ResourceClaims().GatherAllocatedState()
+		if err != nil {
+			return err
+		}
+		if len(published) != slices || len(state.AllocatedDevices) != inUse {
+			return fmt.Errorf("%d slices, want %d; %d devices in use, want %d", len(published), slices, len(state.AllocatedDevices), inUse)
+		}
+		return nil
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		err := known()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			f.Fatal(err)
 		}
 	}
 }
