@@ -121,6 +121,7 @@ def test_predicted_bytes_equal_those_of_a_real_step(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_everything_that_is_fitted_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_model, "FITTED", cost_model.FITTED[1:3])
     measured = cost_model.Measured([cost_model.LOOPBACK], seed=1, rounds=1, short=True)

@@ -233,7 +233,7 @@ def test_a_rank_that_fails_before_its_first_step_reports_the_reason(tmp_path: Pa
         run_ranks(replace(settings, memory=None, store=str(tmp_path / "file")))
 
 
-@pytest.mark.parametrize("backend", ["gloo", "oneccl"])
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("oneccl", marks=pytest.mark.long)])
 def test_threads_run_on_their_pinned_cores(tmp_path: Path, backend: str) -> None:
     """Communication threads run on their own core, all other threads on the other cores."""
     if len(os.sched_getaffinity(0)) < 2:

@@ -1,17 +1,21 @@
 """Documents must match the tree.
 
-These tests find and name Python blocks that no longer run, links to missing pages, crates that are missing in the code map,
-and claims that are missing in the table.
+These tests find and name Python blocks that no longer run, commands with invalid flags, links to missing pages, commands that
+are missing in the guide, crates that are missing in the code map, and claims that are missing in the table.
 """
 
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from python.tests.warm import warm_python
+from rowmill.cli import main
+from rowmill.cli.command import command_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOSE = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
@@ -110,6 +114,45 @@ def test_claim_has_a_verdict_and_its_evidence(claim: str) -> None:
     assert (command != "-" and figure != "-") == answered
     for script in re.findall(r"[\w/]+/run\.py", command):
         assert (ROOT / script).is_file()
+
+
+def commands(capsys: pytest.CaptureFixture[str], *of: str) -> set[str]:
+    """Names of the commands that the help of `rowmill`, or of one of its groups of commands, lists."""
+    with pytest.raises(SystemExit):
+        main([*of, "--help"])
+    return set(re.findall(r"^ {4}([a-z]+)(?: |$)", capsys.readouterr().out, re.MULTILINE))
+
+
+def test_the_guide_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the first column of its table: `rowmill NAME`, `rowmill GROUP NAME`, or `NAME` of the group named before it."""
+    groups = {"data", "kge", "storage"}
+    there = commands(capsys) - groups
+    there |= {f"{group} {name}" for group in groups for name in commands(capsys, group)}
+    page = (ROOT / "docs/guide/command-line.md").read_text()
+    listed: set[str] = set()
+    for cell in re.findall(r"^\| (`[^|]+)", page.partition("\n## All commands\n")[2], re.MULTILINE):
+        group = ""
+        for name in re.findall(r"`(?:rowmill )?([a-z ]+)`", cell):
+            group = f"{name.split()[0]} " if " " in name else group
+            listed.add(name if " " in name else group + name)
+    assert listed == there
+
+
+def shell_commands(page: Path) -> Iterator[list[str]]:
+    """Arguments of the `rowmill` commands in the shell blocks of a page."""
+    text = page.read_text().replace("\\\n", " ")
+    for line in re.findall(r"^ {4,}(?:torchrun .*)?rowmill (.+)$", text, re.MULTILINE):
+        yield shlex.split(line, comments=True)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(shell_commands(page))], ids=name_of)
+def test_shell_commands_have_valid_flags(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = command_parser()
+    for arguments in shell_commands(page):
+        try:
+            parser.parse_args(arguments)
+        except SystemExit:
+            pytest.fail(f"rowmill {shlex.join(arguments)}: {capsys.readouterr().err}")
 
 
 def test_readme_names_the_two_commands() -> None:

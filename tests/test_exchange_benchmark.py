@@ -14,6 +14,7 @@ from benchmarks import common
 from benchmarks.exchange import operators
 from benchmarks.exchange import run as exchange
 from benchmarks.exchange.cells import Cell
+from benchmarks.exchange.rank import Stopwatch
 
 CELL = Cell(ranks=2, categories=6, dims=(4, 8), batch=32, zipf=1.05)
 
@@ -82,6 +83,19 @@ def test_in_bf16_rows_and_gradients_take_half_the_bytes(
         of_rows = f"{name}_bytes_per_message_of_rows"
         assert narrow.summary[of_rows] == wide.summary[of_rows] / 2
         assert narrow.summary[f"{name}_rounds"] == wide.summary[f"{name}_rounds"]
+
+
+def test_waits_for_messages_count_in_the_part_that_sends_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    watch = Stopwatch()
+    for leg in ("rows", "keys", "gradients", "rows"):
+        with watch.waiting(leg):
+            next(clock)
+    # `ask` waits for ids itself.
+    assert watch.seconds == {"send_rows": 4.0, "send_gradients": 2.0}
 
 
 def test_all_operators_process_the_same_ids() -> None:

@@ -33,6 +33,7 @@ UNSAFE_CRATES = {
     "rowmill-bench",
     "rowmill-peers",
     "rowmill-serve",
+    "rowmill-testkit",
 }
 
 # Crates that may open sockets. Programs in `tests` and `examples` that only tests run may too.

@@ -234,21 +234,25 @@ def meet(settings: Settings, place: RankProcess) -> None:
 
 def open_store(settings: Settings, shape: Shape, path: Path, threads: int) -> Store:
     """Open the store of one rank, with enough memory for all its rows."""
-    state = 2 if shape.optimizer == "adagrad" else 1
-    seen = BATCHES * settings.samples
-    row_bytes = sum(
-        min(rows, seen * lookups) * (4 * shape.dim * state + 64)
-        for rows, lookups in zip(shape.rows, shape.lookups, strict=True)
-    )
-    index_bytes = sum(16 * rows for rows in shape.rows if rows <= DIRECT_ROWS_MAX)
-    wanted = 2 * row_bytes // settings.ranks + index_bytes + (256 << 20)
+    wanted = memory_bytes(shape, seen=BATCHES * settings.samples, ranks=settings.ranks)
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 * settings.ranks)
     memory = settings.memory or min(wanted, most)
     return rowmill.open(path, memory=memory, threads=threads, seed=settings.seed)
 
 
-def open_rows(settings: Settings, shape: Shape, store: Store, ranks: Ranks) -> ShardedCollection:
-    """Create the tables of a shape, sharded over all ranks."""
+def memory_bytes(shape: Shape, *, seen: int, ranks: int) -> int:
+    """Memory for the store of one rank, so that all rows that `seen` samples look up stay in memory."""
+    state = 2 if shape.optimizer == "adagrad" else 1
+    row_bytes = sum(
+        min(rows, seen * lookups) * (4 * shape.dim * state + 64)
+        for rows, lookups in zip(shape.rows, shape.lookups, strict=True)
+    )
+    index_bytes = sum(16 * rows for rows in shape.rows if rows <= DIRECT_ROWS_MAX)
+    return 2 * row_bytes // ranks + index_bytes + (256 << 20)
+
+
+def make_features(shape: Shape, store: Store, precision: Precision) -> list[Feature]:
+    """Create the tables of a shape; each has one feature."""
     optimizer = Adagrad(lr=shape.lr) if shape.optimizer == "adagrad" else SGD(lr=shape.lr)
     tables = [
         store.table(
@@ -256,13 +260,19 @@ def open_rows(settings: Settings, shape: Shape, store: Store, ranks: Ranks) -> S
             dim=shape.dim,
             optimizer=optimizer,
             num_rows=rows if rows <= DIRECT_ROWS_MAX else None,
-            dtype=cast("Precision", settings.precision),
+            dtype=precision,
         )
         for name, rows in zip(table_names(shape), shape.rows, strict=True)
     ]
+    return [Feature(table.name, table) for table in tables]
+
+
+def open_rows(settings: Settings, shape: Shape, store: Store, ranks: Ranks) -> ShardedCollection:
+    """Create the tables of a shape, sharded over all ranks."""
     return ShardedCollection(
-        [Feature(table.name, table) for table in tables],
+        make_features(shape, store, cast("Precision", settings.precision)),
         ranks=ranks,
+        placement="rows",
         rows_on_wire="fp32" if settings.precision == "fp32" else "bf16",
         output_dtype=torch.float32 if settings.precision == "fp32" else torch.bfloat16,
     )

@@ -116,11 +116,10 @@ class Trainer:
         device: torch.device,
         timeline: Timeline,
     ) -> None:
-        self.rows = rows
         self.model = DenseHalf(shape).to(device)
         self.optimizer = dense_optimizer(shape, precision, self.model)
         self.timeline = timeline
-        rows.measure(timeline)
+        self.use(rows)
         self.buckets = Buckets(
             self.model.parameters(),
             overlap=comm == "overlap",
@@ -134,6 +133,11 @@ class Trainer:
         self._samples = samples
         self._device = device
         self._narrow = torch.autocast(device.type, torch.bfloat16, enabled=precision != "fp32")
+
+    def use(self, rows: ShardedCollection) -> None:
+        """Train these rows from now on. The last step must not have had a following batch."""
+        self.rows = rows
+        rows.measure(self.timeline)
 
     def step(self, batch: RandomBatch, following: RandomBatch | None = None) -> Tensor:
         """Run forward, backward and update; returns this rank's share of the mean loss, float64.

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,11 +27,12 @@ from benchmarks.exchange.cells import Cell
 from rowmill.ctr.models.layers import mlp
 from rowmill.distributed import Pipeline, Ranks, RowCache, ShardedCollection
 from rowmill.distributed._exchange.exchange import Exchange
+from rowmill.distributed.meter import Meter
 from rowmill.nn import Feature
 from rowmill.train.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from torch import Tensor
 
@@ -39,15 +41,17 @@ if TYPE_CHECKING:
 
 PARTS = ("ask", "send_rows", "send_gradients")
 """Methods of an exchange in the order of a step: kernels and messages, without reading rows in the store."""
+_WAITED: dict[str, str] = {"rows": "send_rows", "gradients": "send_gradients"}
+"""Messages that are waited for after the method that sends them; the wait is part of it."""
 HIDDEN = 64
 """Width of the hidden layer of the dense model."""
 EVALUATED = 32
 """Number of batches of an evaluation."""
 
 
-@dataclass
-class Stopwatch:
-    """Time spent in each part of all exchanges of this process, in seconds."""
+@dataclass(eq=False)
+class Stopwatch(Meter):
+    """Time spent in each part of all exchanges of this process, in seconds, waiting included."""
 
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -56,11 +60,22 @@ class Stopwatch:
         for part in PARTS:
             setattr(Exchange, part, self._timed(part, getattr(Exchange, part)))
 
+    @contextmanager
+    def waiting(self, leg: str, work: object = None) -> Generator[None]:
+        """Measure waiting for messages that another method has sent."""
+        begin = time.perf_counter()
+        yield
+        if leg in _WAITED:
+            self._add(_WAITED[leg], begin)
+
+    def _add(self, part: str, begin: float) -> None:
+        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - begin
+
     def _timed(self, part: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **settings: Any) -> Any:
             begin = time.perf_counter()
             result = method(*arguments, **settings)
-            self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - begin
+            self._add(part, begin)
             return result
 
         return timed
@@ -97,7 +112,9 @@ class Trained:
         )
         self.precision = torch.autocast("cpu", torch.bfloat16, enabled=narrow)
         self.collections = {
-            name: ShardedCollection(features, ranks=ranks, **settings, **as_bf16)
+            name: ShardedCollection(
+                features, ranks=ranks, **{"placement": "rows"} | settings, **as_bf16
+            )
             for name, settings in variants.items()
         }
         self.pipelines = {
@@ -145,6 +162,7 @@ class Trained:
         """Run one round of a variant; returns the measurements of every rank."""
         traffic = self.collections[variant].traffic
         traffic.reset()
+        self.collections[variant].measure(watch)
         watch.seconds.clear()
         dist.barrier()
         cpu, begin = common.cpu_s(), time.perf_counter()
@@ -225,18 +243,22 @@ def say(**said: Any) -> None:
     print(json.dumps(said), flush=True)
 
 
+def joined(job: dict[str, Any], *, threads: int) -> Ranks:
+    """Use memory as `rowmill train` does, and meet the other ranks of a job in its folder."""
+    keep_freed_memory()
+    gc.freeze()
+    atexit.register(gc.unfreeze)
+    torch.set_num_threads(threads)
+    meeting = (Path(job["folder"]) / "meeting").as_uri()
+    dist.init_process_group("gloo", init_method=meeting, rank=job["rank"], world_size=job["ranks"])
+    return Ranks()
+
+
 def main() -> None:
     """Run all cells of a job, then messages alone."""
     job = json.loads(sys.argv[1])
     rank, count, folder = job["rank"], job["ranks"], Path(job["folder"])
-    # As `rowmill train` does.
-    keep_freed_memory()
-    gc.freeze()
-    atexit.register(gc.unfreeze)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // count))
-    meeting = (folder / "meeting").as_uri()
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=count)
-    ranks = Ranks()
+    ranks = joined(job, threads=max(1, len(os.sched_getaffinity(0)) // count))
     watch = Stopwatch()
     watch.attach()
     for number, fields in enumerate(job["cells"]):

@@ -7,7 +7,8 @@ sharded over the ranks, with every strategy in turn. Operators are timed separat
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from benchmarks.exchange import operators
 from benchmarks.exchange.cells import BATCHES, CENTRE, Cell, dims_alone, full, quick
 from benchmarks.exchange.launch import ranks_say
 from benchmarks.exchange.rank import PARTS
+from benchmarks.slow_links.links import missing, network
 from rowmill.distributed import STRATEGIES
 
 RANK = Path(__file__).with_name("rank.py")
@@ -151,8 +153,9 @@ def measure(
     rounds: int,
     depth: int = 0,
     precision: str = "fp32",
+    link: str | None = None,
 ) -> None:
-    """Measure cells with the same number of ranks, with `depth` batches prepared ahead.
+    """Measure cells with the same number of ranks, with `depth` batches prepared ahead, over loopback or links of a rate.
 
     Each cell runs in new processes, so the allocator's memory is not reused, and a failing cell does not affect those before.
     """
@@ -160,12 +163,17 @@ def measure(
     ranks = cells[0].ranks
     for cell in cells:
         job = _job(benchmark, [cell], rounds, BY_STRATEGY, depth=depth, precision=precision)
-        for said in ranks_say(RANK, job, ranks):
+        for said in _said(job, ranks, link):
             collected.take(said)
         collected.summarize(cell.name)
         benchmark.keep()
-    for said in ranks_say(RANK, _job(benchmark, [], rounds, {}, sizes=sizes), ranks):
+    for said in _said(_job(benchmark, [], rounds, {}, sizes=sizes), ranks, link):
         collected.take(said)
+
+
+def _said(job: dict[str, Any], ranks: int, link: str | None) -> Iterator[dict[str, Any]]:
+    with nullcontext() if link is None else network(ranks, link) as made:
+        yield from ranks_say(RANK, job, ranks, made)
 
 
 def measure_chunks(benchmark: common.Benchmark, rounds: int) -> None:
@@ -249,7 +257,14 @@ def main() -> None:
         action="append",
         help="measure only cells of the full grid with this batch size (default: both)",
     )
+    parser.add_argument(
+        "--link",
+        help="rate of the link of each rank in parts that compare strategies, as `tc` takes it, such as 1gbit; needs root "
+        "(default: loopback)",
+    )
     arguments = parser.parse_args()
+    if arguments.link is not None and (why := missing()):
+        sys.exit(f"--link {arguments.link}: {why}")
     benchmark = common.Benchmark(common.settings(arguments))
     short = benchmark.settings.quick
     rounds: int = arguments.rounds or (5 if short else 9)
@@ -270,7 +285,7 @@ def main() -> None:
 
         operators_gpu.measure(benchmark, torch.device("cuda"), rounds=rounds)
         return benchmark.write()
-    apart = arguments.depth, arguments.precision
+    apart = arguments.depth, arguments.precision, arguments.link
     for part in (arguments.parts or PARTS_ALL).split(","):
         if part == "operators":
             operators.measure(benchmark, batch=2048, rounds=rounds, repeats=4)

@@ -67,7 +67,7 @@ class Bundles:
         """Requests of a model in a file for `rowmill loadtest`; the first are the examples of its bundle."""
         path = self.folder / f"requests-{self.rows}-{self.seed}" / f"{shape.name}-{self.count}"
         if not path.exists():
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             made = requests(shape, self.rows, count=self.count, seed=self.seed)
             tensors = {
                 f"{number}.input.{name}": value

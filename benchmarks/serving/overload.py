@@ -28,7 +28,7 @@ def overload(part: Part) -> None:
     """Capacity in a closed loop, then an open loop of ten times as many requests."""
     shape = padded(part.bundles.folder)
     bundle, requests = part.bundles.bundle(shape), part.bundles.requests(shape)
-    flags = ["--batch-requests", "1", "--memory", "256MiB", "--slo", "60"]
+    flags = ["--dense-batches", "1", "--batch-requests", "1", "--memory", "256MiB", "--slo", "60"]
     closed = Load(shape.name, requests, part.settings.loaded_s, _SLO_S, senders=_SENDERS)
     with ExitStack() as stack:
         deployed: dict[str, Deployment] = {}

@@ -17,8 +17,8 @@ from benchmarks.serving.worker import Worker, worker
 LOAD = 0.7
 """Share of our capacity at which latency is measured."""
 _SLO_S = 1.0
-OURS = {"rowmill_1": 1, "rowmill_2": 2}
-"""Our server by the threads of torch."""
+OURS = {"rowmill_1": (1, 1), "rowmill_2": (1, 2), "rowmill_2x1": (2, 1)}
+"""Our server: batches that run at once, and threads of torch for each."""
 
 
 def peers(part: Part) -> None:
@@ -65,8 +65,9 @@ def _servers(part: Part) -> Generator[dict[str, Worker]]:
     patient = Load(CLICKS.name, requests, 2.0, 60.0, senders=2)
     with ExitStack() as stack:
         found: dict[str, Worker] = {}
-        for name, threads in OURS.items():
-            started = worker([bundle, *flags], part.folder / f"{name}.log", threads=threads)
+        for name, (batches, threads) in OURS.items():
+            command = [bundle, *flags, "--dense-batches", str(batches)]
+            started = worker(command, part.folder / f"{name}.log", threads=threads)
             found[name] = stack.enter_context(started)
         for server in PEERS:
             started = peer(server, packages, model, part.folder / f"{server.name}.log")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
+from benchmarks.claims import verdicts
 from benchmarks.serving.bundles import Bundles
 from benchmarks.serving.cells import Cells
 from benchmarks.serving.crossing import crossing
@@ -21,7 +22,7 @@ from benchmarks.serving.part import Part
 from benchmarks.serving.peers import peers
 from benchmarks.serving.settings import FULL, QUICK
 from benchmarks.serving.split import split
-from benchmarks.serving.summary import AIMS, CLAIMS, summarize, verdicts
+from benchmarks.serving.summary import AIMS, CLAIMS, summarize
 
 PARTS = ("crossing", "sequential", "saturated", "peers", "large", "overload")
 """`saturated` begins with `sequential`."""

@@ -3,11 +3,8 @@
 Ratios are taken round by round, because a round moves all variants of it alike.
 """
 
-import fnmatch
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 from benchmarks import common
+from benchmarks.claims import Claim
 from benchmarks.serving.cells import Cell
 from benchmarks.serving.peers import OURS
 from benchmarks.serving.split import PROBE
@@ -15,25 +12,6 @@ from benchmarks.serving.stages import busy, stages_ms
 
 Rounds = dict[int, Cell]
 """Cells of one variant, by round."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What figures must be.
-
-    Attributes:
-        figures: A pattern of names, as in file names.
-        least: The smallest value.
-        most: The largest.
-    """
-
-    figures: str
-    least: float = float("-inf")
-    most: float = float("inf")
-
-    def holds(self, value: float) -> bool:
-        """Whether a value is as it must be."""
-        return self.least <= value <= self.most
 
 
 CLAIMS = (
@@ -50,16 +28,6 @@ CLAIMS = (
     Claim("overload_*_refused_p99_ms", most=50),
 )
 AIMS = (Claim("*_sequential_shm_over_all", most=1.1), Claim("peers_rate_over_fastapi", least=4))
-
-
-def verdicts(summary: dict[str, float], claims: Iterable[Claim]) -> list[tuple[str, float, bool]]:
-    """Every figure that a claim is about: name, value, and whether the claim holds."""
-    return [
-        (name, value, claim.holds(value))
-        for claim in claims
-        for name, value in summary.items()
-        if fnmatch.fnmatchcase(name, claim.figures)
-    ]
 
 
 def summarize(benchmark: common.Benchmark, cells: list[Cell]) -> None:

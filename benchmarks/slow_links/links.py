@@ -24,11 +24,20 @@ class Network:
 
     names: tuple[str, ...]
     addresses: tuple[str, ...]
+    switch: str
     interface: str = "eth0"
 
     def command(self, rank: int, arguments: Sequence[str]) -> list[str]:
         """The command that runs `arguments` in the namespace of a rank."""
         return ["ip", "netns", "exec", self.names[rank], *arguments]
+
+    def cut(self, rank: int) -> None:
+        """Lose everything that the link of a rank carries, without a sign to either end."""
+        _run(f"ip -n {self.switch} link set port{rank} nomaster")
+
+    def mend(self, rank: int) -> None:
+        """Carry messages again."""
+        _run(f"ip -n {self.switch} link set port{rank} master bridge")
 
 
 def missing() -> str | None:
@@ -53,6 +62,7 @@ def network(ranks: int, rate: str) -> Generator[Network]:
     made = Network(
         tuple(f"{stem}r{rank}" for rank in range(ranks)),
         tuple(f"10.71.0.{rank + 1}" for rank in range(ranks)),
+        switch,
     )
     try:
         _run(f"ip netns add {switch}")

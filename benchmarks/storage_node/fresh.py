@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -55,7 +54,8 @@ def _measure(part: Part) -> dict[str, Any]:
                 _tell(trainer, "")
             if follower.poll() is not None:
                 raise RuntimeError("rowmill storage follow ended: its message is above")
-            follower.send_signal(signal.SIGINT)
+            # Not SIGINT, which processes in the background of a script ignore.
+            follower.terminate()
     shutil.rmtree(folder)
     return {**trained, **found}
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
+from benchmarks.claims import verdicts
 from benchmarks.serving.cells import Cells
-from benchmarks.serving.summary import verdicts
 from benchmarks.storage_node.cold import cold
 from benchmarks.storage_node.fresh import fresh
 from benchmarks.storage_node.memory import memory

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from benchmarks import common
+from benchmarks.claims import Claim
 from benchmarks.serving.cells import Cell
-from benchmarks.serving.summary import Claim
 from benchmarks.storage_node.shape import BLOCK_BYTES
 
 BESIDE_BYTES = 32_000_000
