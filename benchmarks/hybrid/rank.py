@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rowmill.store import Store
 
 COMMS: tuple[Comm, ...] = get_args(Comm)
-LOSS_TOLERANCE = 1e-4
+LOSS_TOLERANCE = 1e-5
 """Largest relative difference of losses of variants, which round sums differently."""
 
 
