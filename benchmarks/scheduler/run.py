@@ -66,9 +66,10 @@ def rate(cell: dict[str, Any]) -> float:
 
 def build(folder: Path) -> Path:
     """Build the command with the Go compiler in $GO or on the path."""
-    go = os.environ.get("GO") or shutil.which("go")
-    if go is None:
+    found = os.environ.get("GO") or shutil.which("go")
+    if found is None:
         sys.exit("found no Go compiler: run `make kube`, which installs it, or set GO to its path")
+    go = Path(found).absolute()
     program = folder / "scheduler-bench"
     subprocess.run(
         [go, "build", "-o", program, "./cmd/scheduler-bench"],
