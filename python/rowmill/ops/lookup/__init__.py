@@ -193,8 +193,17 @@ def _record(
     return out
 
 
-_recorded_lookup: Callable[..., Tensor] = cast("Any", torch.compiler.disable)(_record)
+_outside_graphs: Callable[..., Tensor] | None = None
 """`_record` outside compiled graphs, because its side effects cannot be traced."""
+
+
+def _recorded_lookup(*arguments: Any) -> Tensor:
+    # The first training lookup makes it: this imports torch's compiler, which takes seconds.
+    global _outside_graphs
+    if _outside_graphs is None:
+        _outside_graphs = cast("Any", torch.compiler.disable)(_record)
+    return _outside_graphs(*arguments)
+
 
 _anchor = torch.empty(0, requires_grad=True)
 """An input with `requires_grad`, so that autograd records the lookup: rows are not tensors of the graph."""
