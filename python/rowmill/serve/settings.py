@@ -46,7 +46,7 @@ class ServeSettings:
         lookup_threads: Threads that run CPU halves; 0: one per core.
         network_threads: Threads that wait for sockets.
         dense_batches: Batches that run at once on a CPU, each on its share of the cores; 0: one per core. A GPU runs one.
-        batch_requests: Requests that the dense half runs together at most; 1: no batching.
+        batch_requests: Requests that the dense half runs together at most; 1: no batching; 0: 8 on a CPU, 32 on a GPU.
         batch_rows: Rows that it runs together at most.
         queue_requests: Requests that wait for a half at most.
         log_level: "error", "warn", "info", "debug" or "off".
@@ -73,7 +73,7 @@ class ServeSettings:
     lookup_threads: int = 0
     network_threads: int = 2
     dense_batches: int = 0
-    batch_requests: int = 32
+    batch_requests: int = 0
     batch_rows: int = 4096
     queue_requests: int = 1024
     log_level: str = "info"
@@ -126,7 +126,7 @@ class ServeSettings:
             "lookup_threads": (0, 1024),
             "network_threads": (1, 1024),
             "dense_batches": (0, 1024),
-            "batch_requests": (1, 65_536),
+            "batch_requests": (0, 65_536),
             "batch_rows": (1, 2**31),
             "queue_requests": (1, 1 << 20),
             "wire_memory": (1 << 20, 1 << 43),
@@ -147,6 +147,11 @@ class ServeSettings:
     def batches(self) -> int:
         """Batches that run at once."""
         return (self.dense_batches or _cores()) if self.device == "cpu" else 1
+
+    @property
+    def batch_requests_max(self) -> int:
+        """Requests of a batch at most. Tensors of more leave the caches of a core, and gain nothing there."""
+        return self.batch_requests or (8 if self.device == "cpu" else 32)
 
     @property
     def torch_threads(self) -> int:

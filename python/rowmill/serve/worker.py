@@ -51,7 +51,7 @@ def serve(bundles: Sequence[BundleFiles], settings: ServeSettings) -> None:
         wire_memory=settings.wire_memory,
         request_max=settings.request_max,
         slo_s=settings.slo,
-        batch_requests=settings.batch_requests,
+        batch_requests=settings.batch_requests_max,
         batch_rows=settings.batch_rows,
         queue_requests=settings.queue_requests,
         batches=settings.batches,

@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 
 use super::ServiceTime;
 
+/// Longest time that a batch is held back. A CPU's batches of a few requests take about as long.
+const HOLD_MAX: Duration = Duration::from_millis(2);
+
 /// How much a batch and the queue may hold, and how many batches run at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchLimits {
@@ -122,6 +125,8 @@ pub struct Next<T> {
     pub batch: Vec<Job<T>>,
     /// Its number, for [`Batcher::finish`].
     pub number: u64,
+    /// If a batch is held back: when to ask again, unless a request arrives or a batch ends before.
+    pub held_until: Option<Instant>,
 }
 
 /// The deadline queue of one device.
@@ -224,34 +229,43 @@ impl<T> Batcher<T> {
 
     /// The batch that starts `now`, if one more may run. Its end must be reported by [`Self::finish`].
     pub fn next(&mut self, now: Instant) -> Next<T> {
-        let mut next = Next { refused: Vec::new(), batch: Vec::new(), number: self.started };
+        let (refused, batch) = (Vec::new(), Vec::new());
+        let mut next = Next { refused, batch, number: self.started, held_until: None };
         if self.running.len() == self.limits.batches_max {
             return next;
         }
         self.drop_expired(now);
         let started = self.waits_since.take().unwrap_or(now);
         let mut plan = Plan::default();
-        let mut is_trial = false;
+        let mut places = Vec::new();
+        let (mut is_trial, mut is_all) = (false, true);
         let mut last = None;
         while let Some((place, rows)) = self.first_filled_behind(last) {
             let deadline = place.0;
             let step = plan.add(&self.limits, &self.service, self.service.margin(0), now, deadline, rows);
-            if let Step::Starts = step {
-                break;
-            }
-            is_trial = matches!(step, Step::Misses { .. })
-                && self.queue.len() == 1
-                && self.may_try(now, deadline, rows);
             last = Some(place);
-            let Some(request) = self.queue.remove(&place).and_then(|waiting| waiting.request) else { break };
-            let job = Job { deadline, rows, request };
             match step {
-                Step::Misses { needed } if !is_trial => {
-                    let left = deadline.saturating_duration_since(now);
-                    next.refused.push(Refused { job, refusal: Refusal::Delayed { needed, left } });
+                Step::Starts => {
+                    is_all = false;
+                    break;
                 }
-                _ => next.batch.push(job),
+                Step::Joins => places.push(place),
+                Step::Misses { needed } => {
+                    is_trial = self.queue.len() == 1 && self.may_try(now, deadline, rows);
+                    if is_trial {
+                        places.push(place);
+                    } else if let Some(job) = self.take(place) {
+                        let left = deadline.saturating_duration_since(now);
+                        next.refused.push(Refused { job, refusal: Refusal::Delayed { needed, left } });
+                    }
+                }
             }
+        }
+        if is_all {
+            next.held_until = self.holds(now, &plan);
+        }
+        if next.held_until.is_none() {
+            next.batch = places.into_iter().filter_map(|place| self.take(place)).collect();
         }
         if !next.batch.is_empty() {
             let rows = next.batch.iter().map(|job| job.rows).sum();
@@ -259,6 +273,25 @@ impl<T> Batcher<T> {
             self.started += 1;
         }
         next
+    }
+
+    /// Until when a batch of all requests that wait is held back, because one that runs is about to end.
+    ///
+    /// A batch with room left gains more by further requests than by starting at once on a core that sockets and
+    /// lookups need, too.
+    fn holds(&self, now: Instant, plan: &Plan) -> Option<Instant> {
+        let has_room =
+            plan.requests < self.limits.batch_requests_max && plan.rows < self.limits.batch_rows_max;
+        let end = self.running.iter().map(|running| self.end(now, running)).min()?;
+        let is_soon = end > now && end <= now + HOLD_MAX;
+        let needed = self.service.predict(plan.rows).saturating_add(self.service.margin(1));
+        let is_in_time = plan.deadline.is_some_and(|deadline| end + needed <= deadline);
+        (has_room && is_soon && is_in_time).then_some(end)
+    }
+
+    fn take(&mut self, place: Place) -> Option<Job<T>> {
+        let Waiting { rows, request } = self.queue.remove(&place)?;
+        request.map(|request| Job { deadline: place.0, rows, request })
     }
 
     fn first_filled_behind(&self, last: Option<Place>) -> Option<(Place, u32)> {
@@ -362,12 +395,14 @@ impl<T> Batcher<T> {
 
     /// When each batch that may run at once can start, with the number of batches before it.
     fn turns(&self, now: Instant) -> Vec<Turn> {
-        let end = |running: &Running| {
-            now.max(running.started.checked_add(self.service.predict(running.rows)).unwrap_or(now))
-        };
         let idle = self.limits.batches_max - self.running.len();
-        let busy = self.running.iter().map(|running| (end(running), 1));
+        let busy = self.running.iter().map(|running| (self.end(now, running), 1));
         std::iter::repeat_n((now, 0), idle).chain(busy).collect()
+    }
+
+    /// The predicted end of a batch that runs, not before `now`.
+    fn end(&self, now: Instant, running: &Running) -> Instant {
+        now.max(running.started.checked_add(self.service.predict(running.rows)).unwrap_or(now))
     }
 }
 

@@ -82,7 +82,8 @@ impl<T> Dispatcher<T> {
             let next = state.batcher.next(Instant::now());
             let is_closed = state.is_closed;
             if next.refused.is_empty() && next.batch.is_empty() {
-                if is_closed || self.changed.wait_until(&mut state, until).timed_out() {
+                let wake = next.held_until.map_or(until, |held| held.min(until));
+                if is_closed || self.changed.wait_until(&mut state, wake).timed_out() && wake == until {
                     return None;
                 }
                 continue;

@@ -75,6 +75,44 @@ fn batches_run_beside_each_other_up_to_their_limit() {
 }
 
 #[test]
+fn a_batch_with_room_waits_for_one_that_is_about_to_end() {
+    let now = Instant::now();
+    let mut batcher = trained(BatchLimits { batch_requests_max: 2, batches_max: 2, ..NO_LIMITS }, now);
+    let long = now + millis(1000);
+    batcher.offer(now, job(long, 1, 0)).unwrap();
+    let first = batcher.next(now);
+    assert_eq!((requests(&first), first.held_until), (vec![0], None));
+    let later = now + millis(1);
+    batcher.offer(later, job(long, 1, 1)).unwrap();
+    let held = batcher.next(later);
+    let end = now + batcher.service.predict(1);
+    assert_eq!((requests(&held), held.held_until), (vec![], Some(end)));
+    assert_eq!(requests(&batcher.next(end)), [1], "the first takes longer than predicted");
+    finish(&mut batcher, end);
+    batcher.offer(end, job(long, 1, 2)).unwrap();
+    batcher.offer(end, job(long, 1, 3)).unwrap();
+    assert_eq!(requests(&batcher.next(end)), [2, 3], "a full batch starts at once");
+}
+
+#[test]
+fn a_batch_is_not_held_back_for_long_or_beyond_its_deadline() {
+    let now = Instant::now();
+    let mut batcher = trained(BatchLimits { batches_max: 3, ..NO_LIMITS }, now);
+    batcher.offer(now, job(now + millis(1000), 1, 0)).unwrap();
+    batcher.next(now);
+    // A row takes 2 ms, so behind the running batch it would end after 4 ms.
+    let (later, margin) = (now + millis(1), batcher.service.margin(1));
+    batcher.offer(later, job(now + Duration::from_micros(3500) + margin, 1, 1)).unwrap();
+    assert_eq!(requests(&batcher.next(later)), [1]);
+    finish(&mut batcher, now);
+    finish(&mut batcher, now);
+    batcher.offer(now, job(now + millis(1000), 100, 2)).unwrap();
+    batcher.next(now);
+    batcher.offer(now, job(now + millis(1000), 1, 3)).unwrap();
+    assert_eq!(requests(&batcher.next(now)), [3], "100 rows take longer than a batch is held back");
+}
+
+#[test]
 fn a_batch_of_one_turns_batching_off() {
     let now = Instant::now();
     let mut batcher = Batcher::new(BatchLimits { batch_requests_max: 1, ..NO_LIMITS });
@@ -283,6 +321,20 @@ impl Model {
         self.running.is_empty() && deadline > now && self.last_end.is_some_and(|end| end + needed <= now)
     }
 
+    /// When the first running batch ends, if a batch of everything that waits is held back until then.
+    fn holds(&self, now: Instant, waiting: &[(Instant, u64, u32)], batch: &[u64]) -> Option<Instant> {
+        let of = |number| waiting.iter().find(|waiting| waiting.1 == number).unwrap();
+        let end = self.running.iter().map(|&(_, started, rows)| now.max(started + self.time(rows))).min()?;
+        let rows = batch.iter().map(|&number| of(number).2).sum();
+        let holds = batch.len() == waiting.len()
+            && batch.len() < self.limits.batch_requests_max
+            && rows < self.limits.batch_rows_max
+            && end > now
+            && end <= now + HOLD_MAX
+            && end + self.time(rows) + self.service.margin(1) <= of(*batch.first()?).0;
+        holds.then_some(end)
+    }
+
     fn admits(&self, now: Instant, newcomer: (Instant, u64, u32)) -> bool {
         let turns = self.turns(now);
         let met = |waiting: Vec<_>| {
@@ -394,8 +446,14 @@ proptest! {
                         model.expire(now);
                         let mut filled = model.waiting.clone();
                         filled.retain(|&(_, number, _)| model.is_filled(number));
-                        let (batches, mut missed) = model.play(vec![(now, 0)], filled, None);
+                        let (batches, mut missed) = model.play(vec![(now, 0)], filled.clone(), None);
                         let mut batch = batches.first().cloned().unwrap_or_default();
+                        filled.retain(|(_, number, _)| !missed.contains(number));
+                        let held = model.holds(now, &filled, &batch);
+                        prop_assert_eq!(next.held_until, held);
+                        if held.is_some() {
+                            batch.clear();
+                        }
                         let last = model.waiting.iter().find(|waiting| missed.last() == Some(&waiting.1));
                         let is_trial = batch.is_empty()
                             && model.reserved.is_empty()
@@ -412,7 +470,8 @@ proptest! {
                             model.running.push((next.number, started, rows));
                         }
                         model.waiting.retain(|(_, number, _)| !ran.contains(number) && !refused.contains(number));
-                        prop_assert!(!ran.is_empty() || model.waiting.len() == model.reserved.len());
+                        let is_idle = model.waiting.len() == model.reserved.len();
+                        prop_assert!(!ran.is_empty() || is_idle || held.is_some());
                     } else {
                         prop_assert!(ran.is_empty() && refused.is_empty());
                     }
