@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use super::ServiceTime;
 
-/// Longest time that a batch is held back. A CPU's batches of a few requests take about as long.
-const HOLD_MAX: Duration = Duration::from_millis(2);
+/// Longest time that a batch is held back: longer ones gain more by a core of their own.
+const HOLD_MAX: Duration = Duration::from_millis(5);
 
 /// How much a batch and the queue may hold, and how many batches run at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -282,10 +282,14 @@ impl<T> Batcher<T> {
     fn holds(&self, now: Instant, plan: &Plan) -> Option<Instant> {
         let has_room =
             plan.requests < self.limits.batch_requests_max && plan.rows < self.limits.batch_rows_max;
-        let end = self.running.iter().map(|running| self.end(now, running)).min()?;
+        // Half of all batches take longer than predicted, so the end gets a margin.
+        let time = |rows| self.service.predict(rows).saturating_add(self.service.margin(0));
+        let ends = self.running.iter().filter_map(|running| running.started.checked_add(time(running.rows)));
+        let end = ends.min()?;
         let is_soon = end > now && end <= now + HOLD_MAX;
         let needed = self.service.predict(plan.rows).saturating_add(self.service.margin(1));
-        let is_in_time = plan.deadline.is_some_and(|deadline| end + needed <= deadline);
+        let is_in_time =
+            end.checked_add(needed).is_some_and(|end| plan.deadline.is_some_and(|last| end <= last));
         (has_room && is_soon && is_in_time).then_some(end)
     }
 
@@ -395,14 +399,12 @@ impl<T> Batcher<T> {
 
     /// When each batch that may run at once can start, with the number of batches before it.
     fn turns(&self, now: Instant) -> Vec<Turn> {
+        let end = |running: &Running| {
+            now.max(running.started.checked_add(self.service.predict(running.rows)).unwrap_or(now))
+        };
         let idle = self.limits.batches_max - self.running.len();
-        let busy = self.running.iter().map(|running| (self.end(now, running), 1));
+        let busy = self.running.iter().map(|running| (end(running), 1));
         std::iter::repeat_n((now, 0), idle).chain(busy).collect()
-    }
-
-    /// The predicted end of a batch that runs, not before `now`.
-    fn end(&self, now: Instant, running: &Running) -> Instant {
-        now.max(running.started.checked_add(self.service.predict(running.rows)).unwrap_or(now))
     }
 }
 

@@ -75,6 +75,9 @@ impl<T> Dispatcher<T> {
     }
 
     /// Wait for a batch, `wait` at most. `None` when there is none, or the dispatcher is closed.
+    ///
+    /// A thread that has run a batch asks again at once. The end of a batch wakes no other thread: the next batch would run
+    /// on a core whose caches do not have the model, while this one sleeps.
     pub fn take(self: &Arc<Self>, wait: Duration) -> Option<Batch<T>> {
         let until = Instant::now() + wait;
         let mut state = self.state.lock();
@@ -149,7 +152,6 @@ impl<T> std::fmt::Debug for Reservation<T> {
 impl<T> Drop for Batch<T> {
     fn drop(&mut self) {
         self.dispatcher.state.lock().batcher.finish(self.number, Instant::now());
-        self.dispatcher.changed.notify_one();
     }
 }
 

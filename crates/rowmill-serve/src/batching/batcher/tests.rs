@@ -85,7 +85,7 @@ fn a_batch_with_room_waits_for_one_that_is_about_to_end() {
     let later = now + millis(1);
     batcher.offer(later, job(long, 1, 1)).unwrap();
     let held = batcher.next(later);
-    let end = now + batcher.service.predict(1);
+    let end = now + batcher.service.predict(1) + batcher.service.margin(0);
     assert_eq!((requests(&held), held.held_until), (vec![], Some(end)));
     assert_eq!(requests(&batcher.next(end)), [1], "the first takes longer than predicted");
     finish(&mut batcher, end);
@@ -324,7 +324,8 @@ impl Model {
     /// When the first running batch ends, if a batch of everything that waits is held back until then.
     fn holds(&self, now: Instant, waiting: &[(Instant, u64, u32)], batch: &[u64]) -> Option<Instant> {
         let of = |number| waiting.iter().find(|waiting| waiting.1 == number).unwrap();
-        let end = self.running.iter().map(|&(_, started, rows)| now.max(started + self.time(rows))).min()?;
+        let ends = self.running.iter().map(|&(_, started, rows)| started + self.time(rows));
+        let end = ends.min()? + self.service.margin(0);
         let rows = batch.iter().map(|&number| of(number).2).sum();
         let holds = batch.len() == waiting.len()
             && batch.len() < self.limits.batch_requests_max
