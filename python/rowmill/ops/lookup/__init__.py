@@ -201,7 +201,8 @@ def _recorded_lookup(*arguments: Any) -> Tensor:
     # The first training lookup makes it: this imports torch's compiler, which takes seconds.
     global _outside_graphs
     if _outside_graphs is None:
-        _outside_graphs = cast("Any", torch.compiler.disable)(_record)
+        disabled: Callable[..., Tensor] = cast("Any", torch.compiler.disable)(_record)
+        _outside_graphs = disabled
     return _outside_graphs(*arguments)
 
 
