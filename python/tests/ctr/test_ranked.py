@@ -182,8 +182,9 @@ def test_tables_with_optimizers_of_their_own_give_the_same_steps(
     log: Path, server: ForkServerContext, tmp_path: Path
 ) -> None:
     config = tmp_path / "tables.toml"
+    # A rate of 0.3 multiplies differences of rounding to 1e-3 within the run.
     config.write_text(
-        "[rows.tables.C1]\noptimizer = 'adam'\nlr = 0.01\n[rows.tables.C2]\nlr = 0.3\n"
+        "[rows.tables.C1]\noptimizer = 'adam'\nlr = 0.01\n[rows.tables.C2]\nlr = 0.03\n"
         "[rows.tables.C3]\noptimizer = 'rowwise_adagrad'\n"
     )
     alone, three = tmp_path / "alone", tmp_path / "three"
@@ -194,7 +195,7 @@ def test_tables_with_optimizers_of_their_own_give_the_same_steps(
     with rowmill.open(three / "store/parts-1/0", read_only=True) as store:
         first, second, third, rest = (store.open_table(f"C{n}").optimizer for n in range(1, 5))
     assert first == rowmill.optim.Adam(lr=0.01)
-    assert second == rowmill.optim.Adagrad(lr=0.3)
+    assert second == rowmill.optim.Adagrad(lr=0.03)
     assert rest == rowmill.optim.Adagrad(lr=rest.lr)
     assert third == rowmill.optim.RowwiseAdagrad(lr=rest.lr)
 
