@@ -182,7 +182,7 @@ def test_tables_with_optimizers_of_their_own_give_the_same_steps(
     log: Path, server: ForkServerContext, tmp_path: Path
 ) -> None:
     config = tmp_path / "tables.toml"
-    # A rate of 0.3 multiplies differences of rounding to 1e-3 within the run.
+    # A rate of 0.3 for C2 multiplies differences of rounding to 1e-3 within the run.
     config.write_text(
         "[rows.tables.C1]\noptimizer = 'adam'\nlr = 0.01\n[rows.tables.C2]\nlr = 0.03\n"
         "[rows.tables.C3]\noptimizer = 'rowwise_adagrad'\n"

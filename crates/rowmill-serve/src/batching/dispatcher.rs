@@ -76,8 +76,8 @@ impl<T> Dispatcher<T> {
 
     /// Wait for a batch, `wait` at most. `None` when there is none, or the dispatcher is closed.
     ///
-    /// A thread that has run a batch asks again at once. The end of a batch wakes no other thread: the next batch would run
-    /// on a core whose caches do not have the model, while this one sleeps.
+    /// A thread that has run a batch asks again at once. The end of a batch wakes no other thread: every batch would then
+    /// wait until that thread runs, while this one sleeps.
     pub fn take(self: &Arc<Self>, wait: Duration) -> Option<Batch<T>> {
         let until = Instant::now() + wait;
         let mut state = self.state.lock();
