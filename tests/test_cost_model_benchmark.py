@@ -6,8 +6,10 @@ checked.
 """
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.cost_model import run as cost_model
@@ -15,9 +17,12 @@ from benchmarks.cost_model.model import (
     SMALL_BYTES,
     Curve,
     Kernels,
+    Kind,
     Link,
+    Load,
     Sends,
     Work,
+    expected_distinct,
     fit_curve,
     fit_work,
     not_negative,
@@ -57,8 +62,9 @@ def test_the_fit_minimizes_relative_errors() -> None:
 
 
 def test_the_fit_of_work_recovers_times_and_none_is_negative() -> None:
-    works = [of_cell(cell, 1)[0] for cell in cost_model.FITTED]
-    seconds = (1e-3, 2e-5, 3e-9, 0.0, 5e-10)
+    cells = cost_model.fitted("rows")
+    works = [of_cell(cell).work["rows"] for cell in cells]
+    seconds = (1e-3, 2e-5, 3e-9, 0.0, 5e-10, 2e-10)
     made = [sum(a * b for a, b in zip(seconds, work.values(), strict=True)) for work in works]
     assert fit_work(works, made) == pytest.approx(seconds, abs=1e-12)
     assert min(not_negative([[1, 0], [1, 1], [1, 2]], [3.0, 2.0, 1.0])) == 0
@@ -87,22 +93,97 @@ def all_of(link: Link, sends: Sends, ranks: int, cores: int) -> float:
 
 
 def test_work_of_more_ranks_than_cores() -> None:
-    kernels = Kernels(alone=(1, 0, 0, 0, 0.5), beside=(2, 0, 0, 0, 1.0))
-    work = Work(1, 9, 9, 9, 10)
+    kernels = Kernels(
+        alone={"rows": (1, 0, 0, 0, 0, 0.5), "vectors": (1, 1, 0, 0, 0, 0)},
+        beside={"rows": (2, 0, 0, 0, 0, 1.0), "vectors": (2, 2, 0, 0, 0, 0)},
+    )
+    work: dict[Kind, Work] = {"rows": Work(1, 9, 9, 9, 9, 10)}
     assert kernels.seconds(work, 1, cores=2) == 6
     assert kernels.seconds(work, 2, cores=2) == 12
     assert kernels.seconds(work, 3, cores=2) == 18
     assert kernels.seconds(work, 128, cores=128) == 12
+    # Kinds share the constant part of a step.
+    mixed: dict[Kind, Work] = {
+        "rows": Work(0.25, 1, 9, 9, 9, 10),
+        "vectors": Work(0.75, 3, 9, 9, 9, 10),
+    }
+    assert kernels.seconds(mixed, 1, cores=2) == 0.25 + 5 + 0.75 + 3
+
+
+def test_work_and_bytes_by_placement() -> None:
+    cell = Cell(ranks=4, categories=6, dims=(8,), batch=100, zipf=1.05, bag=20)
+    ids, bags = 2000, 100
+    rows, pooled, whole = (of_cell(cell, [placement]) for placement in cost_model.PLACEMENTS)
+    distinct, of_all = (expected_distinct(1.05, draws) for draws in (ids, 4 * ids))
+    assert distinct < of_all < 4 * distinct < 4 * ids
+    assert amounts_of(rows) == {"rows": close(1, 6, 6 * ids, 48 * distinct, 48 * ids, 48 * bags)}
+    assert amounts_of(pooled) == {
+        "vectors": close(1, 6, 6 * ids, 12 * of_all, 48 * ids, 192 * bags)
+    }
+    # Two of the four ranks have two of the six tables, a third more than the mean.
+    assert amounts_of(whole) == {"vectors": close(1, 8, 8 * ids, 16 * of_all, 64 * ids, 64 * bags)}
+    for load, sent in (
+        (rows, (6 * 8 * distinct * 3 / 4, 6 * 32 * distinct * 3 / 4)),
+        (pooled, (6 * (8 * ids * 3 / 4 + 4 * bags * 3), 6 * 32 * bags * 3)),
+        (whole, (8 * (8 * ids + 4 * bags) * 3 / 4, 8 * 32 * bags * 3 / 4)),
+    ):
+        assert load.sends.leaving(4)[:3] == pytest.approx([sent[0], sent[1], sent[1]])
+    mixed = of_cell(cell, ["rows", "pooled"])
+    assert amounts_of(mixed) == {
+        "rows": close(0.5, 3, 3 * ids, 24 * distinct, 24 * ids, 24 * bags),
+        "vectors": close(0.5, 3, 3 * ids, 6 * of_all, 24 * ids, 96 * bags),
+    }
+
+
+def close(*amounts: float) -> object:
+    return pytest.approx(list(amounts))
+
+
+def amounts_of(load: Load) -> dict[Kind, list[float]]:
+    return {kind: work.values() for kind, work in load.work.items()}
+
+
+def test_distinct_ids_are_those_that_batches_have() -> None:
+    cell = Cell(ranks=1, categories=1, dims=(4,), batch=500, zipf=0.8, bag=8)
+    (batch,) = cell.batches(1, seed=1)
+    assert batch.offsets[-1] == 4000
+    distinct = len(np.unique(batch.values.numpy()))
+    assert expected_distinct(0.8, 4000) == pytest.approx(distinct, rel=0.03)
+    assert expected_distinct(0.8, 1) == pytest.approx(1)
+    assert expected_distinct(1.05, 10**8) == pytest.approx(100_000, rel=1e-3)
+
+
+def test_a_link_of_a_lower_rate_limits_long_messages_only() -> None:
+    curve = Curve(1.0, (10.0, 100.0), (1.5, 2.0))
+    assert curve.limited(20.0) == Curve(1.0, (10.0, 100.0), (1.5, 6.0))
+    link = Link(curve, curve, curve, curve).limited(20.0)
+    assert (link.exchange, link.exchange_cpu) == (curve.limited(20.0), curve)
+    assert (link.allreduce, link.allreduce_cpu) == (curve.limited(20.0), curve)
+
+
+def test_far_ranks_have_placements_that_auto_plans() -> None:
+    single, bags = Cell(8, 26, (64,), 512, 1.05), Cell(8, 16, (64,), 512, 1.05, 50)
+    assert cost_model.planned(single, 1e9 / 8) == ["rows"] * 26
+    assert cost_model.planned(bags, 1e9 / 8) == ["whole"] * 16
+    # Whole tables of 16 of 128 ranks would bound the step.
+    many = cost_model.planned(replace(bags, ranks=128), 1e9 / 8)
+    assert "whole" not in many
 
 
 def test_scaling_is_relative_to_the_smallest_number_of_ranks() -> None:
-    kernels = Kernels(alone=(1, 0, 0, 0, 0), beside=(1, 0, 0, 0, 0))
+    each: dict[Kind, tuple[float, ...]] = {"rows": (1, 0, 0, 0, 0, 0)}
+    kernels = Kernels(each, each)
     free = Link(NOTHING, NOTHING, NOTHING, NOTHING)
     cells = {ranks: replace(CELL, ranks=ranks) for ranks in (8, 128)}
-    steps = {ranks: predict(kernels, free, cell, 1, ranks).step_s for ranks, cell in cells.items()}
+    steps = {
+        ranks: predict(kernels, free, cell, ["rows"], ranks).step_s for ranks, cell in cells.items()
+    }
     assert scaling(steps) == {8: 1, 128: 1}
     rings = replace(free, allreduce=line(0.5, 0.0))
-    steps = {ranks: predict(kernels, rings, cell, 1, ranks).step_s for ranks, cell in cells.items()}
+    steps = {
+        ranks: predict(kernels, rings, cell, ["rows"], ranks).step_s
+        for ranks, cell in cells.items()
+    }
     # A step has two rings: for the loss and for the layers.
     assert scaling(steps) == {8: 1, 128: pytest.approx((1 + 7) / (1 + 127))}
 
@@ -112,22 +193,32 @@ def test_predicted_bytes_equal_those_of_a_real_step(
 ) -> None:
     monkeypatch.setenv("ROWMILL_BENCH_DIR", str(tmp_path))
     measured = cost_model.Measured([cost_model.LOOPBACK], seed=1, rounds=1, short=True)
+    bags = replace(CELL, bag=10)
     for ranks in (2, 3):
-        job = measured.job(cells=[replace(CELL, ranks=ranks).as_json()])
-        (seen,) = cost_model.said(cost_model.LOOPBACK, ranks, job)
-        _, sends = of_cell(CELL, 1)
-        # Ids of other ranks are different, and owners have unequal shares.
-        assert seen["bytes"] == pytest.approx(sum(sends.leaving(ranks)), rel=0.1)
+        cells = [replace(CELL, ranks=ranks), replace(bags, ranks=ranks)]
+        placed = [*product(cells, cost_model.PLACEMENTS)]
+        job = measured.job(cells=[(cell.as_json(), placement) for cell, placement in placed])
+        said = cost_model.said(cost_model.LOOPBACK, ranks, job)
+        for (cell, placement), seen in zip(placed, said, strict=True):
+            assert seen["placement"] == placement
+            expected = sum(of_cell(cell, [placement]).sends.leaving(ranks))
+            # Owners of distinct rows have unequal shares.
+            assert seen["bytes"] == pytest.approx(expected, rel=0.1), (cell.name, placement)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.long
 def test_everything_that_is_fitted_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_model, "FITTED", cost_model.FITTED[1:3])
+    monkeypatch.setattr(cost_model, "FITTED_BAGS", cost_model.FITTED_BAGS[1:3])
     measured = cost_model.Measured([cost_model.LOOPBACK], seed=1, rounds=1, short=True)
     measured.small()
-    assert {cell for _, cell in measured.work} == set(cost_model.FITTED)
-    assert {busy for busy, _ in measured.work} == {1, cost_model.CORES}
+    assert set(measured.work) == {
+        (busy, kind, cell)
+        for busy in (1, cost_model.CORES)
+        for kind in cost_model.KINDS
+        for cell in cost_model.fitted(kind)
+    }
     link = measured.link(cost_model.LOOPBACK)
     asked = [count for count, _ in cost_model.sizes(cost_model.LOOPBACK, short=True)]
     # Half of an all-to-all stays on the rank; sizes up to SMALL_BYTES give the constant.
@@ -135,4 +226,4 @@ def test_everything_that_is_fitted_is_measured(monkeypatch: pytest.MonkeyPatch) 
     assert link.allreduce_cpu.sizes == tuple(
         4 * count for count in asked if 4 * count > SMALL_BYTES
     )
-    assert min(measured.kernels().beside) >= 0
+    assert all(min(each) >= 0 for each in measured.kernels().beside.values())

@@ -16,6 +16,7 @@ from benchmarks.hybrid import run
 from benchmarks.hybrid.cells import CELLS, FIXED, QUICK, Cell
 from benchmarks.hybrid.rank import check_losses
 from benchmarks.hybrid.summary import AIMS, CLAIMS, LEGS, SUMMED, figures, summarize
+from benchmarks.provenance import processor
 
 TINY = Cell(
     config="small", ranks=2, link="unlimited", skew="zipf", samples=16, scale=0.001, steps=2
@@ -49,6 +50,7 @@ def test_all_variants_train_alike_and_a_measured_cell_is_kept(
     assert found["replicated"]["placements"] == {"replicated": 8}
     assert sum(found["auto"]["placements"].values()) == 8
     assert min(record["speeds"].values()) > 0
+    assert record["processor"] == processor()
     for name, of in found.items():
         assert sum(of["bytes"].values()) == pytest.approx(of["formula_bytes"], rel=0.05), name
         assert len(of["rounds"]) == 2

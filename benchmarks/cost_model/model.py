@@ -1,18 +1,23 @@
 """A model of the time of a step of `benchmarks/exchange`, computed from the times of messages and kernels.
 
-A step consists of work and messages. The time of work depends on its amounts (`Kernels`), and is longer if all cores are
-busy or if there are more ranks than cores. The time of a message is the larger of two: the time of its link, a constant
-plus a time per byte that leaves a rank (`Curve`); and the time of the cores, which process the messages of all ranks.
-The allreduce of dense gradients overlaps with the row gradients in reality; the model runs them in sequence.
+A step consists of work and messages. The time of work depends on its amounts (`Kernels`) and on whether rows or pooled vectors
+are sent. It is longer if all cores are busy or if there are more ranks than cores. The time of a message is the larger of two:
+the time of its link, a constant plus a time per byte that leaves a rank (`Curve`); and the time of the cores, which process
+the messages of all ranks. The allreduce of dense gradients overlaps with the row gradients in reality; the model runs them in
+sequence.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+import math
+import operator
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from benchmarks.exchange.cells import IDS, zipf_shares
 from benchmarks.exchange.rank import HIDDEN
 
 if TYPE_CHECKING:
@@ -21,34 +26,46 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from benchmarks.exchange.cells import Cell
+    from rowmill.distributed import PlacementKind
+
+Kind = Literal["rows", "vectors"]
+"""What the ranks that keep a table send: its placement is `rows`, or `pooled` or `whole`."""
 
 ID_BYTES = 8
 WEIGHT_BYTES = 4
+LENGTH_BYTES = 4
+"""Bytes of the length of a bag."""
 COUNTS_HEAD = 2
 """Numbers in the header of the counts that every rank sends to every other one."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The amounts of work in one step of one rank.
+    """The amounts of work that one rank has in a step, for tables of one kind: an average over ranks.
 
     Attributes:
-        steps: Always 1: the constant part of a step.
-        categories: Categories in its batch.
-        ids: Ids in its batch.
-        row_weights: Weights of its distinct rows; it serves about as many to other ranks.
-        pooled_weights: Weights of its pooled vectors.
+        share: Share of the step's categories that are of this kind. Kinds share the constant part of a step accordingly.
+        categories: Categories of this kind.
+        ids: Ids in the bags of these categories.
+        row_weights: Weights of distinct rows.
+        gathered_weights: Weights that are added to pooled vectors: those of each id's row.
+        vector_weights: Weights of pooled vectors.
     """
 
-    steps: float
-    categories: float
-    ids: float
-    row_weights: float
-    pooled_weights: float
+    share: float = 0.0
+    categories: float = 0.0
+    ids: float = 0.0
+    row_weights: float = 0.0
+    gathered_weights: float = 0.0
+    vector_weights: float = 0.0
 
     def values(self) -> list[float]:
         """The amounts in the order of the fields."""
         return [getattr(self, field.name) for field in fields(self)]
+
+    def plus(self, other: Work) -> Work:
+        """The sum of both."""
+        return Work(*map(operator.add, self.values(), other.values()))
 
 
 @dataclass(frozen=True)
@@ -72,21 +89,59 @@ class Sends:
         return parts + [size * others for size in self.to_each]
 
 
-def of_cell(cell: Cell, seed: int) -> tuple[Work, Sends]:
-    """Work and bytes of one rank, counted on the batches of one rank."""
-    dims = np.array([cell.dims[n % len(cell.dims)] for n in range(cell.categories)], np.float64)
-    distinct = np.zeros(cell.categories)
-    for batch in cell.batches(cell.steps, seed):
-        ids_MB = batch.values.view(cell.categories, cell.batch).numpy()
-        distinct += [len(np.unique(ids_B)) / cell.steps for ids_B in ids_MB]
-    rows, width = float(distinct @ dims), float(dims.sum())
-    work = Work(1, cell.categories, cell.batch * cell.categories, rows, cell.batch * width)
-    dense = (width * HIDDEN + HIDDEN) + (HIDDEN + 1)
-    return work, Sends(
-        to_all=(ID_BYTES * float(distinct.sum()), WEIGHT_BYTES * rows, WEIGHT_BYTES * rows),
-        to_each=(8.0 * (COUNTS_HEAD + cell.categories), 8.0),
-        sums=(8.0, WEIGHT_BYTES * dense),
+@dataclass(frozen=True)
+class Load:
+    """Work by kind, and bytes, of the busiest rank in a step."""
+
+    work: Mapping[Kind, Work]
+    sends: Sends
+
+
+def of_cell(cell: Cell, placements: Sequence[PlacementKind] = ("rows",)) -> Load:
+    """Expected work and bytes of a step.
+
+    Args:
+        cell: The cell.
+        placements: Placements of the categories, assigned in rotation, as dims are. Tables that are `whole` are spread evenly;
+            where their number is no multiple of the ranks, the busiest rank has one more than others.
+    """
+    kinds = [placements[n % len(placements)] for n in range(cell.categories)]
+    whole, ranks = kinds.count("whole"), cell.ranks
+    busiest = math.ceil(whole / ranks) * ranks / whole if whole else 1.0
+    work: dict[Kind, Work] = {}
+    ids_sent = rows_sent = 0.0
+    for category, placement in enumerate(kinds):
+        dim, ids = cell.dims[category % len(cell.dims)], cell.batch * cell.bag
+        factor = busiest if placement == "whole" else 1.0
+        if placement == "rows":
+            kind, vectors, distinct = "rows", cell.batch, expected_distinct(cell.zipf, ids)
+            sent = ID_BYTES * distinct, WEIGHT_BYTES * distinct * dim
+        else:
+            # Ranks that keep rows read them once for all ranks. If they are spread, each rank has a vector of each bag.
+            kind, vectors = "vectors", cell.batch * (ranks if placement == "pooled" else 1)
+            distinct = expected_distinct(cell.zipf, ids * ranks) / ranks
+            sent = ID_BYTES * ids + LENGTH_BYTES * vectors, WEIGHT_BYTES * vectors * dim
+        amounts = 1.0, ids, distinct * dim, ids * dim, vectors * dim
+        found = Work(1 / cell.categories, *(factor * amount for amount in amounts))
+        work[kind] = work.get(kind, Work()).plus(found)
+        ids_sent += sent[0] * factor
+        rows_sent += sent[1] * factor
+    dense = (cell.width * HIDDEN + HIDDEN) + (HIDDEN + 1)
+    return Load(
+        work,
+        Sends(
+            to_all=(ids_sent, rows_sent, rows_sent),
+            to_each=(8.0 * (COUNTS_HEAD + cell.categories), 8.0),
+            sums=(8.0, WEIGHT_BYTES * dense),
+        ),
     )
+
+
+@lru_cache
+def expected_distinct(zipf: float, draws: int) -> float:
+    """Expected number of distinct ids among some draws."""
+    shares = np.diff(zipf_shares(IDS, zipf), prepend=0.0)
+    return float(-np.expm1(draws * np.log1p(-shares)).sum())
 
 
 SMALL_BYTES = 4096
@@ -118,6 +173,12 @@ class Curve:
         slope = (ys[at] - ys[at - 1]) / (xs[at] - xs[at - 1]) if at else 0.0
         return self.start_s * (starts - 1) + ys[at] + slope * (size - xs[at])
 
+    def limited(self, bytes_per_s: float) -> Curve:
+        """The curve of messages that also pass a link of this rate."""
+        pairs = zip(self.sizes, self.seconds, strict=True)
+        passed = (max(seconds, self.start_s + size / bytes_per_s) for size, seconds in pairs)
+        return Curve(self.start_s, self.sizes, tuple(passed))
+
 
 @dataclass(frozen=True)
 class Link:
@@ -134,6 +195,11 @@ class Link:
     exchange_cpu: Curve
     allreduce: Curve
     allreduce_cpu: Curve
+
+    def limited(self, bytes_per_s: float) -> Link:
+        """The times if messages also pass links of this rate; CPU time does not change."""
+        exchange, allreduce = (of.limited(bytes_per_s) for of in (self.exchange, self.allreduce))
+        return replace(self, exchange=exchange, allreduce=allreduce)
 
     def exchanges_s(self, sends: Sends, ranks: int, cores: float) -> float:
         """Seconds of all all-to-alls of a step, for ranks that share `cores` cores."""
@@ -158,15 +224,16 @@ class Link:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Seconds per unit of each amount in `Work`, in one thread, with one busy core and with all busy."""
+    """Seconds per unit of each amount in `Work` by kind, in one thread, with one busy core and with all busy."""
 
-    alone: tuple[float, ...]
-    beside: tuple[float, ...]
+    alone: Mapping[Kind, tuple[float, ...]]
+    beside: Mapping[Kind, tuple[float, ...]]
 
-    def seconds(self, work: Work, ranks: int, cores: float) -> float:
+    def seconds(self, work: Mapping[Kind, Work], ranks: int, cores: float) -> float:
         """Seconds of one rank's work, if all ranks work at the same time."""
         each = self.alone if ranks == 1 else self.beside
-        return max(1.0, ranks / cores) * float(np.dot(each, work.values()))
+        seconds = sum(float(np.dot(each[kind], of.values())) for kind, of in work.items())
+        return max(1.0, ranks / cores) * seconds
 
 
 @dataclass(frozen=True)
@@ -188,12 +255,14 @@ class Step:
         return self.rows_s + self.sums_s
 
 
-def predict(kernels: Kernels, link: Link, cell: Cell, seed: int, cores: float) -> Step:
-    """Predict the time of a step."""
-    work, sends = of_cell(cell, seed)
-    of_messages = sends, cell.ranks, cores
+def predict(
+    kernels: Kernels, link: Link, cell: Cell, placements: Sequence[PlacementKind], cores: float
+) -> Step:
+    """Predict the time of a step, for placements as in `of_cell`."""
+    load = of_cell(cell, placements)
+    of_messages = load.sends, cell.ranks, cores
     return Step(
-        kernels.seconds(work, cell.ranks, cores),
+        kernels.seconds(load.work, cell.ranks, cores),
         link.exchanges_s(*of_messages),
         link.sums_s(*of_messages),
     )

@@ -71,15 +71,15 @@ def timed(ranks: Ranks, call: Callable[[], object], repeats: int) -> tuple[float
     return max(walls), sum(cpus) / len(cpus)
 
 
-def steps(ranks: Ranks, cell: Cell, folder: Path, seed: int, rounds: int) -> None:
-    """Measure training steps of a cell, round by round."""
-    trained = Trained(ranks, cell, folder, seed, {"packed": {"strategy": "packed"}})
+def steps(ranks: Ranks, cell: Cell, placement: str, folder: Path, seed: int, rounds: int) -> None:
+    """Measure training steps of a cell with one placement for all tables, round by round."""
+    trained = Trained(ranks, cell, folder, seed, {placement: {"placement": placement}})
     for number in range(-1, rounds):
-        seen = trained.measure("packed", Stopwatch())
+        seen = trained.measure(placement, Stopwatch())
         if ranks.rank == 0 and number >= 0:
             step_s = max(of["wall_s"] for of in seen) / cell.steps
             sent = sum(sum(of["bytes_sent"].values()) for of in seen) / len(seen) / cell.steps
-            say(kind="step", cell=cell.as_json(), step_s=step_s, bytes=sent)
+            say(kind="step", cell=cell.as_json(), placement=placement, step_s=step_s, bytes=sent)
     trained.store.close()
 
 
@@ -94,9 +94,9 @@ def main() -> None:
     ranks = Ranks()
     for collective, size, repeats in job["messages"]:
         messages(ranks, collective, size, repeats)
-    for number, fields in enumerate(job["cells"]):
+    for number, (fields, placement) in enumerate(job["cells"]):
         place = folder / f"store-{number}-{process}"
-        steps(ranks, Cell.from_json(fields), place, job["seed"], job["rounds"])
+        steps(ranks, Cell.from_json(fields), placement, place, job["seed"], job["rounds"])
     dist.destroy_process_group()
 
 

@@ -23,7 +23,7 @@ _SPREAD = 0x9E37_79B9_7F4B
 
 @dataclass(frozen=True)
 class Cell:
-    """One shape of an exchange; every sample has one id per category."""
+    """One shape of an exchange; every bag has the same number of ids."""
 
     ranks: int
     categories: int
@@ -32,12 +32,20 @@ class Cell:
     batch: int
     """Samples per rank."""
     zipf: float
+    bag: int = 1
+    """Ids per bag."""
 
     @property
     def name(self) -> str:
         """The cell's part of the names of metrics."""
         dims = "-".join(map(str, self.dims))
-        return f"r{self.ranks}_m{self.categories}_d{dims}_b{self.batch}_z{self.zipf}"
+        bag = "" if self.bag == 1 else f"_l{self.bag}"
+        return f"r{self.ranks}_m{self.categories}_d{dims}_b{self.batch}_z{self.zipf}{bag}"
+
+    @property
+    def width(self) -> int:
+        """Weights of the vectors of one sample."""
+        return sum(self.dims[n % len(self.dims)] for n in range(self.categories))
 
     @property
     def steps(self) -> int:
@@ -59,9 +67,10 @@ class Cell:
         random = np.random.default_rng(seed)
         names = [f"c{category}" for category in range(self.categories)]
         shares = zipf_shares(IDS, self.zipf)
-        ids = [draw(random, shares, self.batch * self.categories) for _ in range(count)]
-        shape = self.batch, self.categories
-        return [RaggedBatch.from_dense(names, torch.from_numpy(of.reshape(shape))) for of in ids]
+        bags = self.batch * self.categories
+        offsets = torch.arange(bags + 1) * self.bag
+        ids = [draw(random, shares, bags * self.bag) for _ in range(count)]
+        return [RaggedBatch(tuple(names), torch.from_numpy(of), offsets) for of in ids]
 
 
 def zipf_shares(ids: int, zipf: float) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ from benchmarks.claims import verdicts
 from benchmarks.exchange.launch import ranks_say
 from benchmarks.hybrid.cells import CELLS, QUICK, UNLIMITED, Cell
 from benchmarks.hybrid.summary import AIMS, CLAIMS, FIGURES, figures, sent_bytes, summarize
-from benchmarks.provenance import Source, utc_now
+from benchmarks.provenance import Source, processor, utc_now
 from benchmarks.slow_links.links import missing, network
 
 RANK = Path(__file__).with_name("rank.py")
@@ -31,7 +31,7 @@ Record = dict[str, Any]
 
 Fields: `cell`, its name; `settings` that its figures depend on; `speeds`, from which `auto` planned; `variants`, each with the
 number of tables by placement, bytes of a step as sent and by the formula, and figures by round; `seconds` that the cell took;
-`date` and `source`."""
+`date`, `processor` and `source`."""
 
 
 def measure(cell: Cell, *, seed: int, rounds: int) -> Record:
@@ -62,6 +62,7 @@ def measure(cell: Cell, *, seed: int, rounds: int) -> Record:
         ],
         "seconds": time.monotonic() - began,
         "date": utc_now(),
+        "processor": processor(),
         "source": asdict(source.until_now()),
     }
 
