@@ -189,7 +189,9 @@ def test_weak_scaling_keeps_the_batch_per_rank(tmp_path: Path) -> None:
 def test_oneccl_gives_the_same_losses_and_bytes(
     tmp_path: Path, both: tuple[str, dict[str, Any], Path]
 ) -> None:
-    arguments = (*TINY, "--ranks", "2", "--backend", "oneccl")
+    arguments = (*TINY, "--ranks", "2", "--backend", "oneccl", "--placement", "auto")
+    if len(os.sched_getaffinity(0)) > 1:
+        arguments += ("--pin", "apart")
     # Python starts the command and its ranks, as for a user.
     _, report = bench(tmp_path, *arguments, python=sys.executable, PYTHONPATH=oneccl_path())
     check_times(report["runs"][0])
@@ -312,6 +314,10 @@ def test_cores_are_divided_between_ranks(
         (["--precision", "fp16"], "--precision must be one of fp32, bf16, split-bf16, got 'fp16'"),
         (["--sweep", "up"], "--sweep must be one of strong, weak, got 'up'"),
         (["--pin", "here"], "--pin must be one of off, apart, together, got 'here'"),
+        (
+            ["--placement", "here"],
+            "--placement must be one of rows, pooled, whole, auto, got 'here'",
+        ),
         (["--steps", "0"], "--steps must be in [1, 100000], got 0"),
         (["--memory", "much"], "--memory must be a number of bytes or a size"),
         (["--backend", "oneccl"], "oneCCL is not installed: pip install 'rowmill[oneccl]'"),

@@ -38,6 +38,16 @@ def test_ratios_compare_variants_that_differ_in_one_flag() -> None:
     assert not any("bf16_over_blocking" in name for name in made.summary)
 
 
+def test_names_of_cells_and_variants_are_distinct() -> None:
+    cells = slow_links.CELLS
+    assert len({cell.name for cell in cells}) == len(cells)
+    for cell in cells:
+        names = [variant.name for variant in cell.variants]
+        assert len(set(names)) == len(names), cell.name
+    assert Variant("overlap", pin="apart", backend="oneccl").name == "overlap_fp32_apart_oneccl"
+    assert Variant("blocking", placement="auto").name == "blocking_fp32_auto"
+
+
 def test_parts_of_a_step_add_up() -> None:
     collective = {"exposed_ms": 1.0, "total_ms": 4.0}
     run: dict[str, Any] = {

@@ -20,6 +20,7 @@ from benchmarks.dlrm_scaling.settings import (
     BACKENDS,
     COMMS,
     PINS,
+    PLACEMENTS,
     PRECISIONS,
     SKEWS,
     SWEEPS,
@@ -80,6 +81,12 @@ def _parser() -> argparse.ArgumentParser:
         default="off",
         metavar="|".join(PINS),
         help="apart: communication threads on their own cores; together: on the cores that compute in apart (default off)",
+    )
+    dlrm.add_argument(
+        "--placement",
+        default="rows",
+        metavar="|".join(PLACEMENTS),
+        help="placement of all tables; auto: planned from the first batches (default rows)",
     )
     dlrm.add_argument(
         "--sweep",
@@ -149,6 +156,7 @@ def _dlrm(parsed: argparse.Namespace) -> int:
         scale=parsed.scale,
         sweep=parsed.sweep,
         batch=parsed.batch,
+        placement=parsed.placement,
         skew=parsed.ids,
         steps=parsed.steps,
         warmup=parsed.warmup,

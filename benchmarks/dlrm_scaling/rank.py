@@ -28,8 +28,9 @@ from benchmarks.dlrm_scaling.random_batch import make_batch, table_names
 from benchmarks.dlrm_scaling.settings import Settings
 from benchmarks.dlrm_scaling.step import Trainer
 from benchmarks.dlrm_scaling.timeline import Timeline, Times
-from rowmill.distributed import Ranks, ShardedCollection, Watch, torchrun
+from rowmill.distributed import Ranks, ShardedCollection, Watch, plan_of_ranks, torchrun
 from rowmill.distributed.cores import Pin, cores_of
+from rowmill.distributed.placement import AUTO
 from rowmill.distributed.torchrun import Launched
 from rowmill.errors import InvalidInput, RankLost, RowmillError
 from rowmill.nn import Feature
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from benchmarks.dlrm_scaling.random_batch import RandomBatch, Skew
     from benchmarks.dlrm_scaling.shapes import Shape
     from benchmarks.dlrm_scaling.step import Comm, Precision
+    from rowmill.distributed.placement import PlacementSetting
     from rowmill.store.store import Store
 
 BATCHES = 4
@@ -127,13 +129,17 @@ def _measure(
     gather: bool,
 ) -> list[dict[str, Any]]:
     available = sorted(os.sched_getaffinity(0))
-    cores = cores_of(
-        place.local_rank,
-        place.local_ranks,
-        available,
-        pin=cast("Pin", settings.pin),
-        threads=settings.threads,
-    )
+    of_ranks = [
+        cores_of(
+            local,
+            place.local_ranks,
+            available,
+            pin=cast("Pin", settings.pin),
+            threads=settings.threads,
+        )
+        for local in range(place.local_ranks)
+    ]
+    cores = of_ranks[place.local_rank]
     device = dense_device(settings.backend, place.local_rank)
     if device.type == "cuda":
         timeline.settle = torch.cuda.current_stream(device).synchronize
@@ -141,7 +147,9 @@ def _measure(
     # New threads inherit the affinity of the thread that creates them; the process group creates its threads here.
     if settings.pin != "off":
         os.sched_setaffinity(0, cores.comm)
-        os.environ.setdefault("CCL_WORKER_AFFINITY", ",".join(map(str, cores.comm)))
+        # oneCCL wants a core for the worker of each rank on this machine.
+        workers = [str(of.comm[0]) for of in of_ranks]
+        os.environ.setdefault("CCL_WORKER_AFFINITY", ",".join(workers))
     meet(settings, place)
     try:
         ranks = Ranks(timeout_s=settings.timeout_s)
@@ -161,7 +169,8 @@ def _measure(
             path = Path(settings.store or folder) / f"rank{place.rank}"
             shape = settings.shape
             with open_store(settings, shape, path, cores.threads) as store:
-                rows = open_rows(settings, shape, store, ranks)
+                batches = make_batches(settings, shape, place.rank)
+                rows = open_rows(settings, shape, store, ranks, batches)
                 torch.manual_seed(settings.seed)
                 trainer = Trainer(
                     shape,
@@ -172,19 +181,10 @@ def _measure(
                     device=device,
                     timeline=timeline,
                 )
-                batches = [
-                    make_batch(
-                        shape,
-                        cast("Skew", settings.skew),
-                        samples=settings.samples,
-                        part=settings.part(place.rank),
-                        seed=settings.seed * BATCHES + number,
-                    )
-                    for number in range(min(BATCHES, settings.warmup + settings.steps))
-                ]
                 result = {
                     "rank": place.rank,
                     "cores": asdict(cores),
+                    "placements": rows.placements,
                     **_steps(settings, trainer, batches, step),
                 }
                 return ranks.gather(result) if gather else [result]
@@ -267,12 +267,34 @@ def make_features(shape: Shape, store: Store, precision: Precision) -> list[Feat
     return [Feature(table.name, table) for table in tables]
 
 
-def open_rows(settings: Settings, shape: Shape, store: Store, ranks: Ranks) -> ShardedCollection:
+def make_batches(settings: Settings, shape: Shape, rank: int) -> list[RandomBatch]:
+    """The batches of one rank."""
+    return [
+        make_batch(
+            shape,
+            cast("Skew", settings.skew),
+            samples=settings.samples,
+            part=settings.part(rank),
+            seed=settings.seed * BATCHES + number,
+        )
+        for number in range(min(BATCHES, settings.warmup + settings.steps))
+    ]
+
+
+def open_rows(
+    settings: Settings, shape: Shape, store: Store, ranks: Ranks, batches: list[RandomBatch]
+) -> ShardedCollection:
     """Create the tables of a shape, sharded over all ranks."""
+    features = make_features(shape, store, cast("Precision", settings.precision))
+    placement: PlacementSetting = settings.placement
+    if placement == AUTO:
+        # The collection would leave out placements that a checkpoint has to keep, and this run makes none.
+        plan = plan_of_ranks(features, [batch.ids for batch in batches], ranks=ranks)
+        placement = plan.placement
     return ShardedCollection(
-        make_features(shape, store, cast("Precision", settings.precision)),
+        features,
         ranks=ranks,
-        placement="rows",
+        placement=placement,
         rows_on_wire="fp32" if settings.precision == "fp32" else "bf16",
         output_dtype=torch.float32 if settings.precision == "fp32" else torch.bfloat16,
     )

@@ -16,6 +16,7 @@ BACKENDS = ("gloo", "oneccl", "nccl")
 COMMS = ("blocking", "overlap")
 PRECISIONS = ("fp32", "bf16", "split-bf16")
 PINS = ("off", "apart", "together")
+PLACEMENTS = ("rows", "pooled", "whole", "auto")
 SWEEPS = ("strong", "weak")
 SKEWS = ("zipf", "uniform")
 
@@ -38,6 +39,7 @@ class Settings:
         precision: Precision of rows, layers and messages.
         pin: `apart`: communication threads have their own cores. `together`: communication threads share the compute cores,
             which are the same as in `apart`, so that only the sharing differs.
+        placement: Placement of all tables; `auto` is planned from the first batches.
         skew: Distribution of ids.
         steps: Number of measured steps.
         warmup: Number of steps before the measured ones.
@@ -57,6 +59,7 @@ class Settings:
     comm: str = "overlap"
     precision: str = "fp32"
     pin: str = "off"
+    placement: str = "rows"
     skew: str = "zipf"
     steps: int = 20
     warmup: int = 4
@@ -73,6 +76,7 @@ class Settings:
         one_of("--comm", self.comm, COMMS)
         one_of("--precision", self.precision, PRECISIONS)
         one_of("--pin", self.pin, PINS)
+        one_of("--placement", self.placement, PLACEMENTS)
         one_of("--ids", self.skew, SKEWS)
         for name, value, least, most in (
             ("--ranks", self.ranks, 1, RANKS_MAX),

@@ -1,8 +1,9 @@
-"""How much message time does a training step hide over slow links?
+"""How much message time does a training step hide over slow links, and what does oneCCL change?
 
 Runs `benchmarks/dlrm_scaling/dlrm.py` with each rank in its own network namespace, joined by links of 1 Gbit/s and of
-100 Mbit/s. Variants: each message waited for where it begins, or overlapped with work; fp32 and bf16; communication
-threads on their own core, or on the compute cores. Needs root (`links.py`).
+100 Mbit/s; cells of backends also run over loopback. Variants: each message waited for where it begins, or overlapped with
+work; fp32 and bf16; communication threads on their own core, or on the compute cores; gloo and oneCCL; rows exchanged, or
+placements planned. Needs root (`links.py`).
 """
 
 import json
@@ -10,16 +11,19 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from dataclasses import astuple, dataclass
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
 from benchmarks.slow_links.links import Network, missing, network
+from tools.locked import locked_folder, with_folder
 
 PROGRAM = common.REPOSITORY / "benchmarks/dlrm_scaling/dlrm.py"
+ONECCL = common.REPOSITORY / "python/tests/distributed/oneccl/packages.lock"
 PORT = "29713"
 RUN_S_MAX = 600
 
@@ -31,15 +35,29 @@ class Variant:
     comm: str
     precision: str = "fp32"
     pin: str = "off"
+    backend: str = "gloo"
+    placement: str = "rows"
 
     @property
     def name(self) -> str:
-        """The variant's part of the names of metrics."""
-        return "_".join(word for word in (self.comm, self.precision, self.pin) if word != "off")
+        """The variant's part of the names of metrics: its flags, without defaults of the last three."""
+        return "_".join(word for word in astuple(self) if word not in ("off", "gloo", "rows"))
 
 
 WIDE = (Variant("blocking"), Variant("overlap"))
 NARROW = (*WIDE, Variant("blocking", "bf16"), Variant("overlap", "bf16"))
+BOTH = (
+    *(
+        Variant(comm, backend=backend, placement=placement)
+        for backend, placement, comm in product(
+            ("gloo", "oneccl"), ("rows", "auto"), ("blocking", "overlap")
+        )
+    ),
+    *(
+        Variant("overlap", pin=pin, backend=backend)
+        for backend, pin in product(("gloo", "oneccl"), ("apart", "together"))
+    ),
+)
 PINNED = (
     Variant("blocking", pin="apart"),
     Variant("overlap", pin="apart"),
@@ -47,9 +65,12 @@ PINNED = (
 )
 
 
+UNLIMITED = "unlimited"
+
+
 @dataclass(frozen=True)
 class Cell:
-    """A model and a batch over links of one rate."""
+    """A model and a batch over links of one rate; `UNLIMITED`: over loopback."""
 
     config: str
     ranks: int
@@ -63,7 +84,8 @@ class Cell:
     @property
     def name(self) -> str:
         """The cell's part of the names of metrics."""
-        return f"{self.config}_{self.samples}x{self.ranks}_{self.rate}"
+        backends = "_backends" if self.variants == BOTH else ""
+        return f"{self.config}_{self.samples}x{self.ranks}_{self.rate}{backends}"
 
 
 CELLS = (
@@ -75,6 +97,12 @@ CELLS = (
     Cell("mlperf", 2, "1gbit", 8192, WIDE),
     Cell("mlperf", 4, "1gbit", 4096, WIDE),
     Cell("small", 2, "1gbit"),
+    *(
+        Cell(config, 2, rate, samples, BOTH)
+        for (config, samples), rate in product(
+            (("small", 1024), ("mlperf", 2048)), ("1gbit", UNLIMITED)
+        )
+    ),
 )
 QUICK = tuple(cell.name for cell in CELLS[:4])
 SCALE = "0.01"
@@ -111,15 +139,17 @@ def main() -> None:
 def compare(benchmark: common.Benchmark, cell: Cell, *, rounds: int, steps: int) -> None:
     """Run all variants in rounds with rotating order; raise if losses differ that must be equal."""
     found: dict[Variant, list[dict[str, float]]] = {variant: [] for variant in cell.variants}
-    losses: dict[str, list[float]] = {}
+    losses: dict[tuple[str, str], list[float]] = {}
     for number in range(rounds):
         for variant in cell.variants if number % 2 == 0 else reversed(cell.variants):
-            with network(cell.ranks, cell.rate) as made:
+            limited = cell.rate != UNLIMITED
+            with network(cell.ranks, cell.rate) if limited else nullcontext() as made:
                 run = run_ranks(made, cell, variant, steps=steps, seed=benchmark.settings.seed)
             seen = figures(run)
             found[variant].append(seen)
-            # Overlap and pinning do not change a bit; only the precision does.
-            if losses.setdefault(variant.precision, run["losses"]) != run["losses"]:
+            # Overlap, pinning and, between two ranks, the backend do not change a bit.
+            key = variant.precision, variant.placement
+            if losses.setdefault(key, run["losses"]) != run["losses"]:
                 raise SystemExit(
                     f"{cell.name}: losses of {variant.name} differ from those of earlier variants"
                 )
@@ -167,15 +197,28 @@ def differences(one: Variant, other: Variant) -> int:
     return sum(a != b for a, b in zip(astuple(one), astuple(other), strict=True))
 
 
+def backend_environment(backend: str, interface: str) -> dict[str, str]:
+    """Variables by which a backend finds its packages and uses an interface; installs oneCCL if missing."""
+    if backend == "gloo":
+        return {"GLOO_SOCKET_IFNAME": interface}
+    return {
+        "PYTHONPATH": with_folder(locked_folder("oneccl", ONECCL)),
+        "FI_TCP_IFACE": interface,
+        "CCL_KVS_IFACE": interface,
+    }
+
+
 def run_ranks(
-    made: Network, cell: Cell, variant: Variant, *, steps: int, seed: int
+    made: Network | None, cell: Cell, variant: Variant, *, steps: int, seed: int
 ) -> dict[str, Any]:
-    """Run once with each rank in its namespace, with the environment variables that `torchrun` would set."""
+    """Run once with each rank in its namespace, or without any, with the variables that `torchrun` would set."""
+    interface = "lo" if made is None else made.interface
     with tempfile.TemporaryDirectory(prefix="rowmill-") as folder:
         command = [sys.executable, str(PROGRAM)]
         command += ["--config", cell.config, "--scale", SCALE, "--sweep", "weak"]
         command += ["--batch", str(cell.samples), "--comm", variant.comm, "--pin", variant.pin]
         command += ["--precision", variant.precision, "--steps", str(steps), "--warmup", "3"]
+        command += ["--backend", variant.backend, "--placement", variant.placement]
         command += ["--seed", str(seed), "--out", folder]
         logs = [Path(folder) / f"rank{rank}.log" for rank in range(cell.ranks)]
         processes: list[subprocess.Popen[bytes]] = []
@@ -187,14 +230,14 @@ def run_ranks(
                     "WORLD_SIZE": str(cell.ranks),
                     # All ranks share the cores of this machine.
                     "LOCAL_WORLD_SIZE": str(cell.ranks),
-                    "MASTER_ADDR": made.addresses[0],
+                    "MASTER_ADDR": "127.0.0.1" if made is None else made.addresses[0],
                     "MASTER_PORT": PORT,
-                    "GLOO_SOCKET_IFNAME": made.interface,
+                    **backend_environment(variant.backend, interface),
                 }
                 with log.open("w") as out:
                     processes.append(
                         subprocess.Popen(
-                            made.command(rank, command),
+                            command if made is None else made.command(rank, command),
                             env={**os.environ, **environment},
                             stdout=out,
                             stderr=out,
