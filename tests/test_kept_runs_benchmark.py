@@ -1,4 +1,5 @@
-"""benchmarks/kept_runs in its smallest form: a run is continued and rolled back, and versions of a store are measured."""
+"""benchmarks/kept_runs in its smallest form: a run is continued and rolled back, ranks of a run are killed, and versions of a
+store are measured."""
 
 from pathlib import Path
 
@@ -14,9 +15,11 @@ def test_all_parts_are_measured(tmp_path: Path) -> None:
     benchmark = common.Benchmark(common.Settings(True, 1, None, "run.py --tiny"))
     kept.measure(benchmark, kept.TINY, tmp_path)
     by_variant = {cell["variant"]: cell for cell in benchmark.cells}
-    assert by_variant.keys() == {"continue", "rollback", "versions"}
+    assert by_variant.keys() == {"continue", "rollback", "restart", "versions"}
     assert by_variant["rollback"]["versions"] == kept.KEPT
+    assert by_variant["restart"]["round"] == kept.RESTARTS - 1
     summary = benchmark.summary
+    assert summary["ranked_bytes"] > kept.TINY.rows * kept.ROW_BYTES
     assert summary["run_bytes"] > kept.TINY.rows * kept.ROW_BYTES
     # The rows stay where they are until a batch needs them.
     assert summary["continue_read_bytes"] > 0

@@ -1,9 +1,10 @@
-"""How soon does a large run go on with new data, how long does a rollback take, and what do versions cost on disk?
+"""How soon does a large run go on, with new data or after a lost rank, how long does a rollback take, what do versions cost?
 
 A click model whose table has 20 million rows of 512 bytes is trained for one part of its data; the rows come from a file. Then
 the log of this part is removed and the system's copies of the run's files are dropped from memory. Each round continues the run
 with a new part, as a process of the command, and measures the time from its start until the first step of the part begins.
-Rollbacks are between the versions of this run. The versions of a store of rows that change uniformly are measured apart.
+Rollbacks are between the versions of this run. A run of the same size on four ranks is started by torchrun, and ranks of it are
+killed. The versions of a store of rows that change uniformly are measured apart.
 
     .venv/bin/python benchmarks/kept_runs/run.py --quick
     .venv/bin/python benchmarks/kept_runs/run.py --folder out/kept --out benchmarks/results/kept_runs.json
@@ -13,13 +14,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
@@ -41,7 +43,17 @@ KEPT = 5
 SHARES = (0.02, 0.1, 0.4)
 """Shares of the rows that change between two versions."""
 BEGINS = "Beginning at step"
+RESUMES = "Resuming at step"
+RANKS = 4
+RESTARTS = 3
+RANKED_STEPS = 20_000
+"""Steps of the run on ranks, which is ended before its last one."""
+CHECKPOINT_WAIT_S = 900
+"""A first checkpoint takes minutes, because all rows are written."""
 SCHEMA = 'label = "clicked"\ndense = ["age"]\nids = ["user"]\n'
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _arrow: Any = pa
 _parquet: Any = pq
@@ -55,6 +67,8 @@ class Sizes:
     """Rows of the run."""
     memory: str
     """Its memory budget."""
+    rank_memory: str
+    """The memory budget of each rank."""
     rounds: int
     version_rows: int
     """Rows of the store whose versions are measured."""
@@ -62,14 +76,14 @@ class Sizes:
     """Versions that are made of it; the last five are kept."""
 
 
-FULL = Sizes(20_000_000, "2GiB", 5, 1_000_000, 16)
-QUICK = Sizes(2_000_000, "512MiB", 3, 100_000, 12)
-TINY = Sizes(20_000, "64MiB", 1, 5_000, 6)
+FULL = Sizes(20_000_000, "2GiB", "512MiB", 5, 1_000_000, 16)
+QUICK = Sizes(2_000_000, "512MiB", "128MiB", 3, 100_000, 12)
+TINY = Sizes(20_000, "64MiB", "64MiB", 1, 5_000, 6)
 
 
-def write_log(path: Path, rng: np.random.Generator, rows: int) -> None:
+def write_log(path: Path, rng: np.random.Generator, rows: int, steps: int = STEPS) -> None:
     """One part of the data: every user is one of those of the run."""
-    count = BATCH * STEPS
+    count = BATCH * steps
     columns = {
         "clicked": rng.integers(0, 2, count),
         "age": rng.random(count).astype(np.float32),
@@ -87,28 +101,36 @@ def write_users(path: Path, rng: np.random.Generator, rows: int) -> None:
     array.flush()
 
 
-def train(folder: Path, sizes: Sizes, rng: np.random.Generator) -> None:
-    """The run in `folder/run`, with its first part complete, and nothing but the run left."""
+def new_run(
+    folder: Path, name: str, sizes: Sizes, rng: np.random.Generator, steps: int
+) -> list[str]:
+    """Write data, schema and rows of a new run in `folder/name`, and return the arguments that train it."""
     (folder / "schema.toml").write_text(SCHEMA)
     log, users = folder / "day-1.parquet", folder / "users.npy"
-    write_log(log, rng, sizes.rows)
+    write_log(log, rng, sizes.rows, steps)
     write_users(users, rng, sizes.rows)
-    command = ["--data", str(log), "--out", str(folder / "run"), "--warm-start", f"user={users}"]
-    command += ["--schema", str(folder / "schema.toml"), "--ids", "full", "--dim", str(DIM)]
-    command += ["--memory", sizes.memory, "--batch", str(BATCH), "--train-rows", str(BATCH * STEPS)]
-    command += ["--versions", str(KEPT), "--checkpoint-every", "2"]
-    with started(command) as process:
+    arguments = ["--data", str(log), "--out", str(folder / name), "--warm-start", f"user={users}"]
+    arguments += ["--schema", str(folder / "schema.toml"), "--ids", "full", "--dim", str(DIM)]
+    return [*arguments, "--batch", str(BATCH), "--train-rows", str(BATCH * steps)]
+
+
+def train(folder: Path, sizes: Sizes, rng: np.random.Generator) -> None:
+    """The run in `folder/run`, with its first part complete, and nothing but the run left."""
+    arguments = new_run(folder, "run", sizes, rng, STEPS)
+    arguments += ["--memory", sizes.memory, "--versions", str(KEPT), "--checkpoint-every", "2"]
+    with started(arguments) as process:
         said = process.communicate()[0]
     if process.returncode != 0:
         sys.exit(f"the first part was not trained: {said}")
-    log.unlink()
-    users.unlink()
+    (folder / "day-1.parquet").unlink()
+    (folder / "users.npy").unlink()
 
 
-def started(arguments: list[str]) -> subprocess.Popen[str]:
+def started(arguments: list[str], launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
     """`rowmill train` with these arguments, as a process whose lines can be read as they are printed."""
     return subprocess.Popen(
-        [sys.executable, "-u", "-m", "rowmill", "train", *arguments],
+        [sys.executable, "-u", "-m", *launcher, "rowmill", "train", *arguments],
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -163,6 +185,62 @@ def continue_run(
     }
 
 
+def restart_ranks(folder: Path, sizes: Sizes, rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Start a run on ranks by torchrun and kill a rank after a checkpoint, again and again.
+
+    Returns:
+        For each killed rank, the seconds until the training of all ranks has resumed.
+    """
+    arguments = new_run(folder, "ranked", sizes, rng, RANKED_STEPS)
+    arguments += ["--memory", sizes.rank_memory, "--checkpoint-every", "20"]
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    launcher += [f"--max-restarts={RESTARTS}", "-m"]
+    found: list[dict[str, Any]] = []
+    said: list[str] = []
+    checkpoint = folder / "ranked/store/CHECKPOINT"
+    with started(arguments, launcher) as process:
+        assert process.stdout is not None
+        try:
+            for number in range(RESTARTS):
+                wait_for_new(checkpoint, process)
+                killed_at = time.perf_counter()
+                kill_rank(process.pid, 1 + number % (RANKS - 1))
+                for line in process.stdout:
+                    said.append(line)
+                    if line.startswith(RESUMES):
+                        break
+                else:
+                    sys.exit(f"the run did not resume: {''.join(said)}")
+                wall_s = time.perf_counter() - killed_at
+                found.append({"variant": "restart", "round": number, "wall_s": wall_s})
+        finally:
+            process.terminate()
+            process.communicate()
+    return found
+
+
+def wait_for_new(file: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until a file is written, or written anew."""
+    before = file.stat().st_mtime_ns if file.exists() else 0
+    until = time.monotonic() + CHECKPOINT_WAIT_S
+    while not file.exists() or file.stat().st_mtime_ns == before:
+        if process.poll() is not None or time.monotonic() > until:
+            assert process.stdout is not None
+            process.kill()
+            sys.exit(f"the run on ranks has no new checkpoint: {process.stdout.read()}")
+        time.sleep(0.05)
+
+
+def kill_rank(launcher: int, rank: int) -> None:
+    """Kill a rank that a launcher has started."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    for child in children:
+        if f"RANK={rank}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            os.kill(int(child), signal.SIGKILL)
+            return
+    sys.exit(f"no process is rank {rank}")
+
+
 def roll_back(folder: Path, number: int) -> dict[str, Any]:
     """Make the oldest version the last checkpoint; by turns the newest one."""
     store = folder / "run/store"
@@ -211,10 +289,15 @@ def measure(benchmark: common.Benchmark, sizes: Sizes, folder: Path) -> None:
     begun = [continue_run(folder, number + 2, sizes, rng) for number in range(sizes.rounds)]
     back = [roll_back(folder, number) for number in range(sizes.rounds)]
     shutil.rmtree(folder / "run")
-    benchmark.cells += [*begun, *back]
+    restarted = restart_ranks(folder, sizes, rng)
+    benchmark.summary["ranked_bytes"] = allocated(folder / "ranked/store")
+    shutil.rmtree(folder / "ranked")
+    (folder / "users.npy").unlink()
+    benchmark.cells += [*begun, *back, *restarted]
     for name in ("begins_s", "begins_cpu_s", "read_bytes"):
         benchmark.summarize(f"continue_{name}", common.Median.of(cell[name] for cell in begun))
     benchmark.summarize("rollback_s", common.Median.of(cell["wall_s"] for cell in back))
+    benchmark.summarize("restart_s", common.Median.of(cell["wall_s"] for cell in restarted))
     benchmark.keep()
     for share in SHARES:
         place = folder / f"versions-{share}"
