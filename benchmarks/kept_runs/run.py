@@ -45,7 +45,6 @@ SHARES = (0.02, 0.1, 0.4)
 BEGINS = "Beginning at step"
 RESUMES = "Resuming at step"
 RANKS = 4
-RESTARTS = 3
 RANKED_STEPS = 20_000
 """Steps of the run on ranks, which is ended before its last one."""
 CHECKPOINT_WAIT_S = 900
@@ -70,15 +69,17 @@ class Sizes:
     rank_memory: str
     """The memory budget of each rank."""
     rounds: int
+    restarts: int
+    """How often a rank is killed."""
     version_rows: int
     """Rows of the store whose versions are measured."""
     versions: int
     """Versions that are made of it; the last five are kept."""
 
 
-FULL = Sizes(20_000_000, "2GiB", "512MiB", 5, 1_000_000, 16)
-QUICK = Sizes(2_000_000, "512MiB", "128MiB", 3, 100_000, 12)
-TINY = Sizes(20_000, "64MiB", "64MiB", 1, 5_000, 6)
+FULL = Sizes(20_000_000, "2GiB", "512MiB", 5, 3, 1_000_000, 16)
+QUICK = Sizes(2_000_000, "512MiB", "128MiB", 3, 3, 100_000, 12)
+TINY = Sizes(20_000, "64MiB", "64MiB", 1, 1, 5_000, 6)
 
 
 def write_log(path: Path, rng: np.random.Generator, rows: int, steps: int = STEPS) -> None:
@@ -194,14 +195,14 @@ def restart_ranks(folder: Path, sizes: Sizes, rng: np.random.Generator) -> list[
     arguments = new_run(folder, "ranked", sizes, rng, RANKED_STEPS)
     arguments += ["--memory", sizes.rank_memory, "--checkpoint-every", "20"]
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-    launcher += [f"--max-restarts={RESTARTS}", "-m"]
+    launcher += [f"--max-restarts={sizes.restarts}", "-m"]
     found: list[dict[str, Any]] = []
     said: list[str] = []
     checkpoint = folder / "ranked/store/CHECKPOINT"
     with started(arguments, launcher) as process:
         assert process.stdout is not None
         try:
-            for number in range(RESTARTS):
+            for number in range(sizes.restarts):
                 wait_for_new(checkpoint, process)
                 killed_at = time.perf_counter()
                 kill_rank(process.pid, 1 + number % (RANKS - 1))
