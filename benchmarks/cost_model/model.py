@@ -41,7 +41,7 @@ COUNTS_HEAD = 2
 
 @dataclass(frozen=True)
 class Work:
-    """The amounts of work that one rank has in a step, for tables of one kind: an average over ranks.
+    """The amounts of work that one rank has in a step, for tables of one kind.
 
     Attributes:
         share: Share of the step's categories that are of this kind. Kinds share the constant part of a step accordingly.
