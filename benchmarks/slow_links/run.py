@@ -46,7 +46,7 @@ class Variant:
 
 WIDE = (Variant("blocking"), Variant("overlap"))
 NARROW = (*WIDE, Variant("blocking", "bf16"), Variant("overlap", "bf16"))
-BOTH = (
+BACKENDS = (
     *(
         Variant(comm, backend=backend, placement=placement)
         for backend, placement, comm in product(
@@ -66,6 +66,7 @@ PINNED = (
 
 
 UNLIMITED = "unlimited"
+"""Stands for a rate: ranks have no namespaces, and messages pass loopback."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,13 @@ class Cell:
     variants: tuple[Variant, ...] = NARROW
     steps: int = 20
     """Steps of a run in the full form."""
+    suffix: str = ""
+    """End of the name, to tell cells with other variants apart."""
 
     @property
     def name(self) -> str:
         """The cell's part of the names of metrics."""
-        backends = "_backends" if self.variants == BOTH else ""
-        return f"{self.config}_{self.samples}x{self.ranks}_{self.rate}{backends}"
+        return f"{self.config}_{self.samples}x{self.ranks}_{self.rate}{self.suffix}"
 
 
 CELLS = (
@@ -98,7 +100,7 @@ CELLS = (
     Cell("mlperf", 4, "1gbit", 4096, WIDE),
     Cell("small", 2, "1gbit"),
     *(
-        Cell(config, 2, rate, samples, BOTH)
+        Cell(config, 2, rate, samples, BACKENDS, suffix="_backends")
         for (config, samples), rate in product(
             (("small", 1024), ("mlperf", 2048)), ("1gbit", UNLIMITED)
         )
@@ -123,16 +125,20 @@ def main() -> None:
     names = {cell.name: cell for cell in CELLS}
     if unknown := set(arguments.cells) - set(names):
         parser.error(f"unknown cells {sorted(unknown)}; use {', '.join(names)}")
+    cells = [names[name] for name in arguments.cells or (QUICK if arguments.quick else names)]
+    if any(variant.backend == "oneccl" for cell in cells for variant in cell.variants):
+        # Before hours of measurements, not amid them.
+        locked_folder("oneccl", ONECCL)
     benchmark = common.Benchmark(common.settings(arguments))
     quick = benchmark.settings.quick
-    for name in arguments.cells or (QUICK if quick else names):
-        cell = names[name]
+    for cell in cells:
         compare(
             benchmark,
             cell,
             rounds=arguments.rounds or (3 if quick else 5),
             steps=min(cell.steps, 6) if quick else cell.steps,
         )
+        benchmark.keep()
     benchmark.write()
 
 
@@ -198,7 +204,7 @@ def differences(one: Variant, other: Variant) -> int:
 
 
 def backend_environment(backend: str, interface: str) -> dict[str, str]:
-    """Variables by which a backend finds its packages and uses an interface; installs oneCCL if missing."""
+    """Variables by which a backend finds its packages and uses an interface."""
     if backend == "gloo":
         return {"GLOO_SOCKET_IFNAME": interface}
     return {
