@@ -66,21 +66,21 @@ def events(ranks: Ranks, folder: Path, comm: Comm) -> list[str]:
     """The events of the second step of three."""
     settings = Settings(config="mlperf", scale=0.001, comm=comm)
     shape, line = settings.shape, Events()
+    whole = slice(settings.samples)
+    batches = [
+        make_batch(shape, "zipf", samples=settings.samples, part=whole, seed=seed)
+        for seed in range(3)
+    ]
     with open_store(settings, shape, folder, threads=1) as store:
         trainer = Trainer(
             shape,
-            open_rows(settings, shape, store, ranks),
+            open_rows(settings, shape, store, ranks, batches),
             comm=comm,
             precision="fp32",
             samples=settings.samples,
             device=torch.device("cpu"),
             timeline=line,
         )
-        whole = slice(settings.samples)
-        batches = [
-            make_batch(shape, "zipf", samples=settings.samples, part=whole, seed=seed)
-            for seed in range(3)
-        ]
         trainer.step(batches[0], batches[1])
         line.seen.clear()
         trainer.step(batches[1], batches[2])
