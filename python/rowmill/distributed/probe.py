@@ -12,7 +12,6 @@ import time
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from rowmill.distributed.cost import Speeds
 from rowmill.errors import InvalidInput
@@ -55,11 +54,11 @@ def probe(ranks: Ranks, *, threads: int = 1) -> Speeds:
 
 def _link(ranks: Ranks) -> float:
     """Bytes per second that this rank sends while it receives as many."""
-    floats = _MESSAGE_BYTES // 4 // (ranks.count - 1) * ranks.count
-    out = torch.zeros(floats // ranks.count * ranks.count)
+    sizes = [_MESSAGE_BYTES // 4 // (ranks.count - 1)] * ranks.count
+    out = torch.zeros(sum(sizes))
     back = torch.empty_like(out)
     sent = out.nbytes * (ranks.count - 1) / ranks.count
-    return sent / _seconds(ranks, lambda: dist.all_to_all_single(back, out, group=ranks.group))
+    return sent / _seconds(ranks, lambda: ranks.all_to_all(back, out, sizes, sizes).wait())
 
 
 def _core(ranks: Ranks, threads: int) -> float:

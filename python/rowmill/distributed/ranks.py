@@ -5,7 +5,7 @@ All calls are collectives: every rank makes the same calls in the same order.
 
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from importlib.metadata import entry_points
 from typing import Any, TypeVar, cast
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rowmill.distributed._liveness.whereabouts import Call, Whereabouts
+from rowmill.distributed.both_ways import BYTES_MIN, BothWays
 from rowmill.errors import ExchangeFailed, InvalidInput, RowmillError
 
 _T = TypeVar("_T")
@@ -53,6 +54,12 @@ class Ranks:
         self._timeout_s = timeout_s
         self._cores = os.sched_getaffinity(0)
         self.whereabouts = Whereabouts(self.group)
+        self._down: dist.ProcessGroup | None = None
+        """A second group, for messages of two ranks in the other direction."""
+        if self.count == 2 and dist.get_backend(self.group) == "gloo":
+            down = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            self._down = cast("dist.ProcessGroup", down)
+            self.whereabouts.include(self._down)
         self.stop_asked = False
         """Whether a rank asked to stop; equal on all ranks after each `mean` and `total`."""
         self._asks_to_stop = False
@@ -71,6 +78,8 @@ class Ranks:
         other = self._again(backend, timeout_s)
         other.whereabouts = self.whereabouts
         other.whereabouts.include(other.group)
+        if other._down is not None:
+            other.whereabouts.include(other._down)
         return other
 
     def beside(self) -> "Ranks":
@@ -89,6 +98,27 @@ class Ranks:
             return Ranks(backend=backend or self._backend, timeout_s=timeout_s or self._timeout_s)
         finally:
             os.sched_setaffinity(0, cores)
+
+    def all_to_all(
+        self, back: Tensor, out: Tensor, come: Sequence[int], to: Sequence[int]
+    ) -> dist.Work:
+        """Begin to send a part of `out` to each rank, and to receive a part of `back` from each; `wait` ends it.
+
+        Args:
+            back: Filled with the parts from all ranks, in the order of ranks: [sum of come], CPU.
+            out: The parts for all ranks, in the order of ranks: [sum of to], CPU, same dtype.
+            come: Per rank, the number of elements from it.
+            to: Per rank, the number of elements to it.
+        """
+        if self._down is not None:
+            # Both ranks know both sizes, so they choose alike.
+            other = 1 - self.rank
+            if out.element_size() * min(to[other], come[other]) >= BYTES_MIN:
+                return BothWays(self.group, self._down, back, out, come, to)
+        work = dist.all_to_all_single(
+            back, out, list(come), list(to), group=self.group, async_op=True
+        )
+        return cast("dist.Work", work)
 
     def wait(self, work: dist.Work | None, call: Call) -> None:
         """Wait for a collective of a call.

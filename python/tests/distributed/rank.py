@@ -42,6 +42,7 @@ from rowmill.distributed import (
     RowCache,
     ShardedCollection,
 )
+from rowmill.distributed.both_ways import BothWays
 from rowmill.errors import InvalidInput
 from rowmill.nn import EmbeddingCollection, Feature
 
@@ -247,6 +248,40 @@ def external(ranks: Ranks, folder: Path, shared: bool, **settings: Any) -> dict[
     store.close()
     theirs.close()
     return result
+
+
+def all_to_all(ranks: Ranks, folder: Path, most: int) -> dict[str, Any]:
+    """Many all-to-alls in flight, of `Ranks` and of `BothWays` itself; returns what differs from the expected parts."""
+    down = dist.new_group()
+
+    def part(number: int, source: int, target: int, dtype: torch.dtype) -> Tensor:
+        random = torch.Generator().manual_seed((number * 8 + source) * 8 + target)
+        size = int(torch.randint(most + 1, (), generator=random)) * ((number + source) % 3)
+        return torch.randint(100, (size,), generator=random).to(dtype)
+
+    begun: list[tuple[str, Any, Tensor, Tensor]] = []
+    for number in range(12):
+        dtype = (torch.float32, torch.int64, torch.float16)[number % 3]
+        to = [part(number, ranks.rank, target, dtype) for target in range(ranks.count)]
+        come = [part(number, source, ranks.rank, dtype) for source in range(ranks.count)]
+        sizes = [len(one) for one in come], [len(one) for one in to]
+        for name in ("ranks", "both ways"):
+            out, wanted = torch.cat(to), torch.cat(come)
+            back = torch.full_like(wanted, -1)
+            if name == "ranks":
+                work: Any = ranks.all_to_all(back, out, *sizes)
+            else:
+                work = BothWays(ranks.group, down, back, out, *sizes)
+            begun.append((f"{name} {number}", work, back, wanted))
+    futures = [work.get_future() for _, work, _, _ in begun[::2]]
+    for _, work, _, _ in begun:
+        assert work.wait()
+    for future in futures:
+        future.wait()
+    return {
+        "kinds": sorted({type(work).__name__ for _, work, _, _ in begun[::2]}),
+        "wrong": [name for name, _, back, wanted in begun if not torch.equal(back, wanted)],
+    }
 
 
 def held_by_messages(ranks: Ranks, folder: Path, **settings: Any) -> dict[str, Any]:
@@ -547,6 +582,7 @@ JOBS = {
     "train": train,
     "shared_id": shared_id,
     "requests": requests,
+    "all_to_all": all_to_all,
     "held_by_messages": held_by_messages,
     "weighted": weighted,
     "external": external,

@@ -408,9 +408,7 @@ class Exchange:
         waits: list[tuple[Any, Tensor]] = []
         for out, sizes, sizes_back in zip(outs, to, come, strict=True):
             back = out.new_empty(sum(sizes_back))
-            work = dist.all_to_all_single(
-                back, out, sizes_back, sizes, group=self.ranks.group, async_op=True
-            )
+            work = self.ranks.all_to_all(back, out, sizes_back, sizes)
             self.meter.begun("keys", work)
             waits.append((work, back))
             self.traffic.add("keys", out.element_size() * (len(out) - sizes[self.ranks.rank]))

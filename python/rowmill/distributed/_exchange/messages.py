@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +102,7 @@ class Messages:
         else:
             back = take(f"{leg} in", buffer, sum(come))
         ranks = self._ranks
-        work = dist.all_to_all_single(back, out, come, to, group=ranks.group, async_op=True)
+        work = ranks.all_to_all(back, out, come, to)
         exchange.meter.begun(leg, work)
         exchange.traffic.add(leg, out.element_size() * (len(out) - to[ranks.rank]))
         self._travelling[number] = work, back
