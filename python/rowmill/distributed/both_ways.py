@@ -11,6 +11,7 @@ at 1 Gbit/s, while small messages became slower).
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 BYTES_MIN = 512 << 10
 """Bytes of the smaller of two messages from which two groups take less time than one, at 1 to 100 Gbit/s."""
+
+_TURN = timedelta(seconds=0.2)
+"""Longest wait for one of the two groups before the other's turn."""
 
 
 class BothWays(dist.Work):
@@ -70,8 +74,27 @@ class BothWays(dist.Work):
         self._works = [cast("dist.Work", work) for work in works]
 
     def wait(self, timeout: timedelta = timedelta()) -> bool:
-        """Wait for both groups, each at most `timeout`, or if zero the group's timeout."""
-        return all([work.wait(timeout) for work in self._works])
+        """Wait for both groups, at most `timeout`, or if zero until both have ended or failed.
+
+        Raises:
+            RuntimeError: A message failed, or did not arrive in time.
+        """
+        began, travelling = time.monotonic(), list(self._works)
+        # The end of a rank may fail one of its two messages only, so wait for both in turn.
+        while travelling:
+            work = travelling.pop(0)
+            tried = time.monotonic()
+            try:
+                work.wait(_TURN)
+            except RuntimeError:
+                # torch raises the same exception for errors and for timeouts; an earlier one is an error.
+                now = time.monotonic()
+                if now - tried < _TURN.total_seconds() or (
+                    timeout and now - began >= timeout.total_seconds()
+                ):
+                    raise
+                travelling.append(work)
+        return True
 
     def get_future(self) -> torch.futures.Future[list[torch.futures.Future[Any]]]:
         """A future that is done when all messages have arrived."""

@@ -58,7 +58,12 @@ def _link(ranks: Ranks) -> float:
     out = torch.zeros(sum(sizes))
     back = torch.empty_like(out)
     sent = out.nbytes * (ranks.count - 1) / ranks.count
-    return sent / _seconds(ranks, lambda: ranks.all_to_all(back, out, sizes, sizes).wait())
+
+    def send() -> None:
+        call = ranks.whereabouts.begin("probe of the link")
+        ranks.wait(ranks.all_to_all(back, out, sizes, sizes), call)
+
+    return sent / _seconds(ranks, send)
 
 
 def _core(ranks: Ranks, threads: int) -> float:

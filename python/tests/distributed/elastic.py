@@ -446,7 +446,22 @@ def _raise_full(**_: Any) -> Any:
     raise rowmill.errors.StoreFull("no space left")
 
 
+def large_messages(ranks: Ranks, folder: Path, said: Path) -> dict[str, Any]:
+    """Send messages of 8 MB both ways until the other rank is killed."""
+    ranks = ranks.apart(timeout_s=5)
+    sizes = [2 << 20] * ranks.count
+    out = torch.zeros(sum(sizes))
+    back = torch.empty_like(out)
+    while True:
+        call = ranks.whereabouts.begin("send")
+        ranks.wait(ranks.all_to_all(back, out, sizes, sizes), call)
+        if ranks.rank == 0:
+            with (said / "steps").open("a") as steps:
+                print("sent", file=steps)
+
+
 JOBS = {
+    "large_messages": large_messages,
     "train": train,
     "look": look,
     "fill": fill,
