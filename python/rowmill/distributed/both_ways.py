@@ -96,7 +96,8 @@ class BothWays(dist.Work):
                 travelling.append(work)
         return True
 
-    def get_future(self) -> torch.futures.Future[list[torch.futures.Future[Any]]]:
+    def get_future(self) -> torch.futures.Future[Any]:
         """A future that is done when all messages have arrived."""
         futures: list[torch.futures.Future[Any]] = [work.get_future() for work in self._works]
-        return torch.futures.collect_all(futures)
+        both: torch.futures.Future[Any] = torch.futures.collect_all(futures)
+        return both
