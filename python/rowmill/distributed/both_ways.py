@@ -99,5 +99,4 @@ class BothWays(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future that is done when all messages have arrived."""
         futures: list[torch.futures.Future[Any]] = [work.get_future() for work in self._works]
-        both: torch.futures.Future[Any] = torch.futures.collect_all(futures)
-        return both
+        return torch.futures.collect_all(futures)  # pyright: ignore[reportUnknownVariableType]
