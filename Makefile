@@ -157,6 +157,7 @@ lint: $(TOOLS) ## Check format, lints and types; warnings are errors
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/pyright
+	$(VENV)/bin/pyright -p tests
 
 .PHONY: format
 format: $(TOOLS) ## Format all sources

@@ -170,9 +170,9 @@ def test_bst_attends_among_target_and_places(bags: FeatureBags) -> None:
                 mine = slice(h * E // 2, (h + 1) * E // 2)
                 share = torch.softmax(q[:, mine] @ k[:, mine].T / math.sqrt(E / 2), 1)
                 heads.append(share @ v[:, mine])
-            items = items + attention.out_proj(torch.cat(heads, 1))
+            items = items + attention.out_proj(torch.cat(heads, 1))  # pyright: ignore[reportCallIssue]
             items = layer_norm(items, [E], block.norm1.weight, block.norm1.bias)
-            items = items + block.linear2(leaky_relu(block.linear1(items)))
+            items = items + block.linear2(leaky_relu(block.linear1(items)))  # pyright: ignore[reportCallIssue]
             items = layer_norm(items, [E], block.norm2.weight, block.norm2.bias)
         flat = torch.cat([items.flatten(), torch.zeros((P + 1 - len(items)) * E)])
         x = torch.cat([dense[b], other, flat])

@@ -181,7 +181,7 @@ def test_named_shapes_equal_the_published_ones_and_run(name: str) -> None:
     ids = [torch.randint(0, 5, (2 * shape.lookups,)) for _ in range(shape.tables)]
     pooled = few(ids, [torch.arange(2) * shape.lookups] * shape.tables)
     extra = () if shape.histories is None else (torch.tensor([0, shape.histories.places]),)
-    logits = model.logits(dense, pooled, *extra)
+    logits = model.logits(dense, pooled, *extra)  # pyright: ignore[reportCallIssue]
     assert len(logits) == 2
     assert bool(logits.isfinite().all())
 

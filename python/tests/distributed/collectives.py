@@ -175,7 +175,8 @@ def groups(rank: int) -> None:
     tensors = [ours(100, rank + which) for which in range(2)]
     order = [0, 1] if rank == 0 else [1, 0]
     works = {
-        which: dist.all_reduce(tensors[which], group=made[which], async_op=True) for which in order
+        which: dist.all_reduce(tensors[which], group=made[which], async_op=True)  # pyright: ignore[reportCallIssue]
+        for which in order
     }
     for which in (0, 1):
         works[which].wait()
@@ -269,7 +270,7 @@ def late(rank: int) -> None:
     group = dist.new_group([0, 1], timeout=LATE)
     tensor = ours(10, rank)
     if rank == 0:
-        work = dist.all_reduce(tensor, group=group, async_op=True)
+        work = dist.all_reduce(tensor, group=group, async_op=True)  # pyright: ignore[reportCallIssue]
         for wait in (work.wait, work.get_future().wait):
             with pytest.raises(RuntimeError, match=SAYS[dist.get_backend()]):
                 wait()

@@ -209,8 +209,8 @@ def test_a_run_equals_plain_torch(make: Make, graph: Path) -> None:
         for number in range(2):
             for batch in task.batches(number, 0):
                 ours = float(trainer.train_step(batch))
-                hidden = (first.own(features) + first.neighbours(means @ features)).relu()
-                scores = last.own(hidden) + last.neighbours(means @ hidden)
+                hidden = (first.own(features) + first.neighbours(means @ features)).relu()  # pyright: ignore[reportCallIssue]
+                scores = last.own(hidden) + last.neighbours(means @ hidden)  # pyright: ignore[reportCallIssue]
                 seeds = batch.nodes[: len(batch)]
                 loss = torch.nn.functional.cross_entropy(scores[seeds], batch.labels)
                 optimizer.zero_grad()

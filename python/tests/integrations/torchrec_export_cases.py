@@ -192,7 +192,7 @@ def test_a_worker_answers_like_the_module(name: str, tmp_path: Path) -> None:
             given[-1].set_data_from_numpy(value.numpy())
         result = client.infer("bundle", given)
         (output,) = result.get_response()["outputs"]
-        np.testing.assert_allclose(result.as_numpy(output["name"]), expected.numpy(), atol=1e-5)
+        np.testing.assert_allclose(result.as_numpy(output["name"]), expected.numpy(), atol=1e-5)  # pyright: ignore[reportCallIssue]
 
 
 def test_operators_that_workers_lack_are_told(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def assert_same_step(plain: nn.Module, stored: Any, *args: Any) -> None:
     expected.backward(upstream)
     out.backward(upstream)
     optimizer.step()
-    torch.testing.assert_close(stored.weight, plain.weight.detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(stored.weight, plain.weight.detach(), rtol=1e-6, atol=1e-6)  # pyright: ignore[reportCallIssue]
     for one, other in zip(mine, theirs, strict=True):
         if is_float(one):
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-6, atol=1e-6)

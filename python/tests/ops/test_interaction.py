@@ -110,7 +110,7 @@ def test_second_derivatives_through_the_kernel() -> None:
     results: list[tuple[Tensor, ...]] = []
     for both in (single, double):
         first = torch.autograd.grad(interaction(*both).square().sum(), both, create_graph=True)
-        results.append(torch.autograd.grad(sum(part.sum() for part in first), both))
+        results.append(torch.autograd.grad(sum(part.sum() for part in first), both))  # pyright: ignore[reportCallIssue]
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other.float())
 

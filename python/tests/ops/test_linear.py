@@ -53,7 +53,7 @@ def test_second_derivatives_equal_torchs() -> None:
         tensors = inputs(LARGE)
         out = layer(*tensors).square().mean()
         first = torch.autograd.grad(out, tensors, create_graph=True)
-        results.append(torch.autograd.grad(sum(part.square().sum() for part in first), tensors))
+        results.append(torch.autograd.grad(sum(part.square().sum() for part in first), tensors))  # pyright: ignore[reportCallIssue]
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
 

@@ -108,6 +108,8 @@ def test_the_error_for_a_data_dependent_size_names_operator_and_line() -> None:
 
 def test_the_error_for_a_changed_buffer_names_it_and_the_line() -> None:
     class Counts(Layer):
+        calls: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("calls", torch.zeros(4))

@@ -66,7 +66,7 @@ def test_bf16_and_fp32_modules_train_together(store: rowmill.Store) -> None:
 
 def test_a_converted_model_keeps_its_rounded_weights(store: rowmill.Store) -> None:
     plain = nn.Sequential(nn.EmbeddingBag(50, 8, mode="sum"), nn.Linear(8, 1))
-    weights = plain[0].weight.detach().clone()
+    weights = plain[0].weight.detach().clone()  # pyright: ignore[reportCallIssue]
     plan = rowmill.convert(plain, store=store, optimizer=SGD(lr=0.1), dtype="bf16", dry_run=True)
     assert [(entry.dtype, entry.bytes) for entry in plan.tables] == [("bf16", 50 * 16)]
     rowmill.convert(plain, store=store, optimizer=SGD(lr=0.1), dtype="bf16")
