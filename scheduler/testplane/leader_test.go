@@ -24,13 +24,32 @@ type bindings struct {
 
 func (b *bindings) watch(ctx context.Context, t *testing.T, p *Plane) {
 	t.Helper()
-	events, err := p.Client.CoreV1().Pods(Namespace).Watch(ctx, metav1.ListOptions{})
+	pods := p.Client.CoreV1().Pods(Namespace)
+	list, err := pods.List(ctx, metav1.ListOptions{})
 	must(t, err)
-	t.Cleanup(events.Stop)
 	go func() {
-		for event := range events.ResultChan() {
-			if pod, ok := event.Object.(*v1.Pod); ok && event.Type != watch.Deleted && pod.Spec.NodeName != "" {
-				b.add(pod.Name, pod.Spec.NodeName)
+		// The server ends a watch that reads too slowly, so go on after the last event.
+		for version := list.ResourceVersion; ctx.Err() == nil; {
+			events, err := pods.Watch(ctx, metav1.ListOptions{ResourceVersion: version})
+			if err != nil {
+				if ctx.Err() == nil {
+					t.Errorf("watch the pods: %v", err)
+				}
+				return
+			}
+			for event := range events.ResultChan() {
+				pod, ok := event.Object.(*v1.Pod)
+				if ctx.Err() != nil {
+					return
+				}
+				if !ok {
+					t.Errorf("watch the pods: %v", event.Object)
+					return
+				}
+				version = pod.ResourceVersion
+				if event.Type != watch.Deleted && pod.Spec.NodeName != "" {
+					b.add(pod.Name, pod.Spec.NodeName)
+				}
 			}
 		}
 	}()
