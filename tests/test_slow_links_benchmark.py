@@ -60,6 +60,30 @@ def test_parts_of_a_step_add_up() -> None:
     assert found == {"step_ms": 12, "exposed_ms": 2, "messages_ms": 8, "work_ms": 10}
 
 
+def test_gains_are_over_one_rank_and_ratios_over_gloo() -> None:
+    made = common.Benchmark(common.Settings(True, 1, None, ""))
+    gloo, oneccl = scaling.Ranks(2, "gloo"), scaling.Ranks(2, "oneccl")
+    rounds = {
+        scaling.ONE: [{"step_ms": 40.0, "samples_per_s": 10.0}] * 2,
+        gloo: [{"step_ms": 20.0, "samples_per_s": 20.0}, {"step_ms": 30.0, "samples_per_s": 15.0}],
+        oneccl: [
+            {"step_ms": 10.0, "samples_per_s": 40.0},
+            {"step_ms": 30.0, "samples_per_s": 20.0},
+        ],
+    }
+    scaling.summarize(made, scaling.CELLS["small_weak"], rounds)
+    medians = {k: v for k, v in made.summary.items() if not k.endswith("_spread")}
+    assert medians == {
+        "small_weak_r1_step_ms": 40,
+        "small_weak_r2_step_ms": 25,
+        "small_weak_r2_gain": 1.75,
+        "small_weak_r2_oneccl_step_ms": 20,
+        "small_weak_r2_oneccl_gain": 3,
+        # The median of ratios per round, not the ratio of medians.
+        "small_weak_r2_oneccl_over_gloo_step": 0.75,
+    }
+
+
 def test_the_model_divides_samples_but_not_the_optimizer() -> None:
     settings = Settings(config="mlperf", scale=0.002, batch=128)
     one = {"phase_ms": {"lookup": 900.0, "optimizer": 100.0}}

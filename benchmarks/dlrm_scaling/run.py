@@ -6,6 +6,7 @@ predictions have not been verified by measurement.
 """
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
 from benchmarks.cost_model.model import ID_BYTES, WEIGHT_BYTES, Curve, Link, Sends
+from benchmarks.dlrm_scaling.backends import backend_environment, install
 from benchmarks.dlrm_scaling.figures import summary
 from benchmarks.dlrm_scaling.launch import run_ranks
 from benchmarks.dlrm_scaling.random_batch import make_batch
@@ -27,6 +29,22 @@ FITS = common.REPOSITORY / "benchmarks/results/cost_model.json"
 LINK = "1gbit"
 SOCKETS = (2, 4, 8, 16, 26)
 """Numbers of ranks for the model: those of the published results, and numbers in between."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A number of ranks, and the backend of their messages."""
+
+    count: int
+    backend: str
+
+    @property
+    def name(self) -> str:
+        """Its part of the names of metrics."""
+        return f"r{self.count}" if self.backend == "gloo" else f"r{self.count}_{self.backend}"
+
+
+ONE = Ranks(1, "gloo")
 
 
 @dataclass(frozen=True)
@@ -62,44 +80,62 @@ CELLS = {
 
 
 def measure(
-    benchmark: common.Benchmark, cell: Cell, *, rounds: int, steps: int
-) -> dict[int, list[dict[str, Any]]]:
-    """Run all numbers of ranks in rounds with rotating order."""
-    found: dict[int, list[dict[str, Any]]] = {ranks: [] for ranks in cell.ranks}
+    benchmark: common.Benchmark, cell: Cell, backends: Sequence[str], *, rounds: int, steps: int
+) -> dict[Ranks, list[dict[str, Any]]]:
+    """Run all numbers of ranks with all backends in rounds with rotating order."""
+    # One rank sends no messages.
+    several = [Ranks(ranks, of) for ranks in cell.ranks if ranks > 1 for of in backends]
+    kinds = [ONE, *several]
+    found: dict[Ranks, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     large = cell.settings.config == "large"
     for number in range(rounds):
-        for ranks in cell.ranks if number % 2 == 0 else reversed(cell.ranks):
+        for kind in kinds if number % 2 == 0 else reversed(kinds):
             settings = replace(
                 cell.settings,
-                ranks=ranks,
+                ranks=kind.count,
+                backend=kind.backend,
                 steps=2 if large else steps,
                 warmup=1 if large else 3,
                 seed=benchmark.settings.seed,
             )
             run = run_of(settings)
-            found[ranks].append(run)
-            benchmark.cells.append({"cell": cell.name, "ranks": ranks, "round": number, **run})
+            found[kind].append(run)
+            benchmark.cells.append({"cell": cell.name, "ranks": kind.count, "round": number, **run})
             print(
-                f"{cell.name}, {ranks} ranks, round {number}: {run['step_ms']:.1f} ms per step, "
+                f"{cell.name}, {kind.count} ranks, {kind.backend}, round {number}: {run['step_ms']:.1f} ms per step, "
                 f"{run['samples_per_s']:,.0f} samples per second",
                 file=sys.stderr,
             )
-    for ranks, runs in found.items():
-        step_ms = common.Median.of(run["step_ms"] for run in runs)
-        benchmark.summarize(f"{cell.name}_r{ranks}_step_ms", step_ms)
-        if ranks > 1:
-            pairs = zip(runs, found[1], strict=True)
-            rates = [(run["samples_per_s"], one["samples_per_s"]) for run, one in pairs]
-            gain = common.Median.of(mine / alone for mine, alone in rates)
-            benchmark.summarize(f"{cell.name}_r{ranks}_gain", gain)
+    summarize(benchmark, cell, found)
     return found
 
 
-def model(benchmark: common.Benchmark, cell: Cell, found: dict[int, list[dict[str, Any]]]) -> None:
+def summarize(
+    benchmark: common.Benchmark, cell: Cell, found: dict[Ranks, list[dict[str, Any]]]
+) -> None:
+    """Add medians, and per round the gain over one rank and the step time over that with gloo."""
+    for kind, runs in found.items():
+        stem = f"{cell.name}_{kind.name}"
+        benchmark.summarize(f"{stem}_step_ms", common.Median.of(run["step_ms"] for run in runs))
+        if kind.count > 1:
+            pairs = zip(runs, found[ONE], strict=True)
+            rates = [(run["samples_per_s"], one["samples_per_s"]) for run, one in pairs]
+            gain = common.Median.of(mine / alone for mine, alone in rates)
+            benchmark.summarize(f"{stem}_gain", gain)
+        gloo = found.get(replace(kind, backend="gloo"), runs)
+        if gloo is not runs:
+            pairs = zip(runs, gloo, strict=True)
+            ratio = common.Median.of(mine["step_ms"] / theirs["step_ms"] for mine, theirs in pairs)
+            benchmark.summarize(f"{stem}_over_gloo_step", ratio)
+
+
+def model(
+    benchmark: common.Benchmark, cell: Cell, found: dict[Ranks, list[dict[str, Any]]]
+) -> None:
     """Add the model's prediction for ranks with their own core and link."""
-    one = sorted(found[1], key=lambda run: run["step_ms"])[len(found[1]) // 2]
+    one = sorted(found[ONE], key=lambda run: run["step_ms"])[len(found[ONE]) // 2]
     # Between two ranks, a ring allreduce sends as many bytes as the gradients have.
-    layers = found[2][0]["collectives"]["allreduce"]
+    layers = found[Ranks(2, "gloo")][0]["collectives"]["allreduce"]
     buckets = [layers["bytes"] / layers["rounds"]] * round(layers["rounds"])
     gains = modelled(cell.settings, one, buckets, fitted(LINK))
     for ranks, gain in gains.items():
@@ -164,18 +200,29 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, help="number of rounds per cell (default: 5, quick: 3)"
     )
+    parser.add_argument(
+        "--oneccl",
+        action="store_true",
+        help="run several ranks with oneCCL too, in the same rounds",
+    )
     arguments = parser.parse_args()
     names: Sequence[str] = arguments.cells or list(CELLS)
     if unknown := set(names) - set(CELLS):
         parser.error(f"unknown cells {sorted(unknown)}; use {', '.join(CELLS)}")
+    backends = ("gloo", "oneccl") if arguments.oneccl else ("gloo",)
+    install(backends)
+    for backend in backends:
+        os.environ |= backend_environment(backend, "lo")
     benchmark = common.Benchmark(common.settings(arguments))
     quick = benchmark.settings.quick
     rounds = arguments.rounds or (3 if quick else 5)
     steps = 6 if quick else 20
-    found = {name: measure(benchmark, CELLS[name], rounds=rounds, steps=steps) for name in names}
-    for name, runs in found.items():
-        if CELLS[name].settings.sweep == "strong" and FITS.exists():
-            model(benchmark, CELLS[name], runs)
+    for name in names:
+        cell = CELLS[name]
+        runs = measure(benchmark, cell, backends, rounds=rounds, steps=steps)
+        if cell.settings.sweep == "strong" and FITS.exists():
+            model(benchmark, cell, runs)
+        benchmark.keep()
     benchmark.write()
 
 

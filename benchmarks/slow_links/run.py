@@ -19,11 +19,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
+from benchmarks.dlrm_scaling.backends import backend_environment, install
 from benchmarks.slow_links.links import Network, missing, network
-from tools.locked import locked_folder, with_folder
 
 PROGRAM = common.REPOSITORY / "benchmarks/dlrm_scaling/dlrm.py"
-ONECCL = common.REPOSITORY / "python/tests/distributed/oneccl/packages.lock"
 PORT = "29713"
 RUN_S_MAX = 600
 
@@ -57,6 +56,10 @@ BACKENDS = (
         Variant("overlap", pin=pin, backend=backend)
         for backend, pin in product(("gloo", "oneccl"), ("apart", "together"))
     ),
+)
+WIRE = tuple(
+    Variant("blocking", precision, backend=backend)
+    for backend, precision in product(("gloo", "oneccl"), ("fp32", "bf16"))
 )
 PINNED = (
     Variant("blocking", pin="apart"),
@@ -105,6 +108,10 @@ CELLS = (
             (("small", 1024), ("mlperf", 2048)), ("1gbit", UNLIMITED)
         )
     ),
+    *(
+        Cell("mlperf", ranks, rate, variants=WIRE, steps=steps, suffix="_wire")
+        for ranks, (rate, steps) in product((2, 4), (("1gbit", 20), ("100mbit", 4)))
+    ),
 )
 QUICK = tuple(cell.name for cell in CELLS[:4])
 SCALE = "0.01"
@@ -126,9 +133,7 @@ def main() -> None:
     if unknown := set(arguments.cells) - set(names):
         parser.error(f"unknown cells {sorted(unknown)}; use {', '.join(names)}")
     cells = [names[name] for name in arguments.cells or (QUICK if arguments.quick else names)]
-    if any(variant.backend == "oneccl" for cell in cells for variant in cell.variants):
-        # Before hours of measurements, not amid them.
-        locked_folder("oneccl", ONECCL)
+    install({variant.backend for cell in cells for variant in cell.variants})
     benchmark = common.Benchmark(common.settings(arguments))
     quick = benchmark.settings.quick
     for cell in cells:
@@ -201,17 +206,6 @@ def summarize(
 def differences(one: Variant, other: Variant) -> int:
     """Number of flags in which two variants differ."""
     return sum(a != b for a, b in zip(astuple(one), astuple(other), strict=True))
-
-
-def backend_environment(backend: str, interface: str) -> dict[str, str]:
-    """Variables by which a backend finds its packages and uses an interface."""
-    if backend == "gloo":
-        return {"GLOO_SOCKET_IFNAME": interface}
-    return {
-        "PYTHONPATH": with_folder(locked_folder("oneccl", ONECCL)),
-        "FI_TCP_IFACE": interface,
-        "CCL_KVS_IFACE": interface,
-    }
 
 
 def run_ranks(
