@@ -1,7 +1,7 @@
 """Linear layers of programs, by the faster of torch's two libraries.
 
-torch multiplies float32 matrices on a CPU with MKL. With AVX-512, on a processor that is not Intel's, oneDNN takes less than
-half of the time for large layers. torch itself calls oneDNN only in compiled graphs.
+torch multiplies float32 matrices on a CPU with MKL. With AVX-512 of a processor that is not Intel's, oneDNN takes less than
+half of the time for large layers (`rowmill.ops.linear`). torch itself calls oneDNN only in compiled graphs.
 
 Shapes: B rows of a batch, I inputs, O outputs.
 """

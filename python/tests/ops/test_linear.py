@@ -77,12 +77,18 @@ def test_unsupported_inputs_use_the_definition(monkeypatch: pytest.MonkeyPatch) 
     assert not is_fast(linear(x, weight, bias))
 
 
-@pytest.mark.parametrize(("capability", "faster"), [("AVX2", False), ("AVX512", True)])
-def test_onednn_is_faster_with_avx512(
-    capability: str, faster: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("capability", "is_of_intel", "faster"),
+    [("AVX2", False, False), ("AVX512", False, True), ("AVX512", True, False)],
+)
+def test_onednn_is_faster_with_avx512_that_mkl_does_not_use(
+    capability: str, is_of_intel: bool, faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(module, "_is_of_intel", lambda: is_of_intel)
     assert onednn_is_faster.__wrapped__() is faster
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    assert onednn_is_faster.__wrapped__() is (capability == "AVX512")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert not onednn_is_faster.__wrapped__()
 
