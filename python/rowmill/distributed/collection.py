@@ -16,6 +16,7 @@ from rowmill.distributed._exchange.category import category_of
 from rowmill.distributed._exchange.exchange import Exchange, RowsOnWire, check_rows_on_wire
 from rowmill.distributed._exchange.owned_rows import OwnedRows
 from rowmill.distributed._exchange.plan import Asked, LookedUp, Placed, Plan
+from rowmill.distributed._exchange.read_only_rows import check_read_only_rows
 from rowmill.distributed.auto import planned
 from rowmill.distributed.cost import Speeds
 from rowmill.distributed.placement import AUTO
@@ -76,7 +77,7 @@ class ShardedCollection(StoredModule):
     collectives: a rank without samples passes an empty batch.
 
     Tables of another model can be used too, without creating or updating rows. Open them with `read_only=True`: either
-    the stores as its ranks wrote them, or one store on all ranks.
+    the stores as equally many ranks wrote them, or one store on all ranks. A sample of their rows is checked.
 
     Args:
         features: As for `EmbeddingCollection`. Features of one table must have the same `padding_idx`, and table names
@@ -133,6 +134,7 @@ class ShardedCollection(StoredModule):
             return (plan, plan.lanes(strategy), chunk, known), said | plan.described()
 
         plan, lanes, chunk, self._speeds = ranks.agree(make, "the collection")
+        check_read_only_rows([table for table in plan.tables if table.store.read_only], ranks)
         self._setting = placement
         self._strategy: Strategy = strategy
         number = ranks.whereabouts.begin("collection").number

@@ -42,9 +42,11 @@ from rowmill.distributed import (
     RowCache,
     ShardedCollection,
 )
+from rowmill.distributed._exchange.category import category_of
 from rowmill.distributed.both_ways import BothWays
 from rowmill.errors import InvalidInput
 from rowmill.nn import EmbeddingCollection, Feature
+from rowmill.ops.exchange.owner_hash import hashed, owner, states
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -248,6 +250,30 @@ def external(ranks: Ranks, folder: Path, shared: bool, **settings: Any) -> dict[
     store.close()
     theirs.close()
     return result
+
+
+def external_elsewhere(ranks: Ranks, folder: Path, written_by: int, whole: bool) -> dict[str, Any]:
+    """A table of another model whose rows were written by some ranks, or are all in the store of the last rank."""
+    store, features = open_tables(folder, ranks.rank)
+    at = folder / f"other-{ranks.rank}"
+    with rowmill.open(at, memory="16MiB") as writing:
+        table = writing.table("theirs", dim=4, optimizer=rowmill.optim.SGD(lr=1.0))
+        ids = torch.arange(3000)
+        owners = owner(hashed(ids, states([category_of("theirs")])), written_by)
+        mine = ids[owners == ranks.rank]
+        if whole:
+            mine = ids if ranks.rank == ranks.count - 1 else ids[:0]
+        table.put(mine, torch.zeros(len(mine), 4))
+        writing.checkpoint()
+    theirs = rowmill.open(at, memory="16MiB", read_only=True)
+    try:
+        ShardedCollection([*features, Feature("theirs", theirs.open_table("theirs"))], ranks=ranks)
+    except InvalidInput as error:
+        return {"message": str(error)}
+    finally:
+        theirs.close()
+        store.close()
+    return {"message": ""}
 
 
 def all_to_all(ranks: Ranks, folder: Path, most: int) -> dict[str, Any]:
@@ -586,6 +612,7 @@ JOBS = {
     "held_by_messages": held_by_messages,
     "weighted": weighted,
     "external": external,
+    "external_elsewhere": external_elsewhere,
     "bags": bags,
     "placed_weights": placed_weights,
     "planned_bags": planned_bags,

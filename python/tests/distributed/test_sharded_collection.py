@@ -403,6 +403,22 @@ def test_rows_of_another_model_are_read_only(
         assert result == {"equal": [True] * 5, "steps": 5, "theirs": 40}
 
 
+@pytest.mark.parametrize(("count", "whole"), [(2, False), (3, False), (2, True)])
+def test_rows_of_another_model_that_no_rank_would_find_are_refused(
+    processes: Processes, tmp_path: Path, count: int, whole: bool
+) -> None:
+    results = processes.run("external_elsewhere", tmp_path, count=2, written_by=count, whole=whole)
+    first = results[0]["message"]
+    if count == 2 and not whole:
+        assert not first
+    else:
+        assert re.search(
+            r"row \d+ of the read-only table 'theirs' is in the store of rank \d,", first
+        )
+        assert "open one store on all ranks, or the stores of a run on 2 ranks" in first
+    assert all(result["message"] == first for result in results)
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [
