@@ -282,7 +282,7 @@ class _Planner:
             ]
             if found:
                 placed[load.name] = Placement("whole", min(found)[1])
-                reasons[load.name] = "vectors are fewer bytes than rows"
+                reasons[load.name] = "pooled on one rank it takes least time"
             else:
                 reasons[load.name] = "no rank has memory and disk for the whole table"
             self._costs.add(load, placed[load.name])
@@ -315,9 +315,9 @@ class _Planner:
         pooled, whole = (self._costs.alone_s(load, kind) for kind in ("pooled", "whole"))
         kind = "pooled" if pooled < enough else "rows"
         reason = (
-            "vectors are fewer bytes than rows"
+            "pooled vectors take less time than rows"
             if kind == "pooled"
-            else "distinct rows are fewer bytes than ids and vectors"
+            else "pooled vectors would save less than a tenth of the time"
         )
         wants = whole < enough and whole <= pooled and load.moves
         if wants and load.rows is None and any(map(_is_limited, self._costs.rooms)):
