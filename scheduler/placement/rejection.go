@@ -51,7 +51,7 @@ func (s Shortage) String() string {
 	case RuleNIC:
 		return fmt.Sprintf("has %d percent of a NIC free, needs %d", s.Has, s.Needs)
 	case RuleDensity:
-		return fmt.Sprintf("may hold %d instances of the service, needs room for %d", s.Has, s.Needs)
+		return fmt.Sprintf("may run %d pods of the service at most, would run %d", s.Has, s.Needs)
 	default:
 		return fmt.Sprintf("has %d percent of a NIC free on the uplink of its leaf, needs %d", s.Has, s.Needs)
 	}

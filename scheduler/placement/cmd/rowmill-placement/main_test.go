@@ -33,7 +33,7 @@ func TestCommandsThatReadACluster(t *testing.T) {
 		says      []string
 	}{
 		{[]string{"fragments"}, []string{"3 nodes, 5 pods in 5 classes of requests, 2 of them with GPUs", "GPUs: 2.75 free"}},
-		{[]string{"plan", "shop/cpu-1"}, []string{"1 more pod like shop/cpu-1 fits", "may hold 2 instances of the service, needs room for 3"}},
+		{[]string{"plan", "shop/cpu-1"}, []string{"1 more pod like shop/cpu-1 fits", "may run 2 pods of the service at most, would run 3"}},
 		{[]string{"plan", "-limit", "0", "shop/cpu-1"}, []string{"0 more pods like shop/cpu-1 fit"}},
 		{[]string{"explain", "shop/cpu-1"}, []string{`shop/cpu-1 fits on node "gpu-0"; its devices and NIC are on: other NUMA nodes, or unknown positions`}},
 		{[]string{"explain", "shop/cpu-2"}, []string{"shop/cpu-2 waits: no node takes", `node "gpu-0" has 120 cores free, needs 120.5`}},
