@@ -1,7 +1,7 @@
 """The command `rowmill`: its parser, and the subcommands that have no module of their own.
 
 Flags come from the fields of `rowmill.config`. Every error is one line on standard error. The exit code is 2 for bad
-input and 1 for a failure of the store or the machine.
+input, 1 for a failure of the store or the machine, and 130 after Ctrl-C.
 """
 
 from __future__ import annotations

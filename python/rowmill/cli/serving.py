@@ -19,7 +19,11 @@ _FLAGS: dict[str, tuple[Any, str, str]] = {
         "all|cpu|dense",
         "what this process runs: cpu = row lookups and pooling, dense = dense layers, all = both (default all)",
     ),
-    "listen": (str, "ADDRESS", "role dense: where to listen, tcp://HOST:PORT or shm:///PATH"),
+    "listen": (
+        str,
+        "ADDRESS",
+        "role dense: where to listen, tcp://HOST:PORT or shm:///PATH, a new socket in an existing folder",
+    ),
     "dense": (str, "ADDRESS", "role cpu: where the dense half listens"),
     "rows": (
         str,

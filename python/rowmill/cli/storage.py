@@ -125,7 +125,7 @@ def _fill(parsed: argparse.Namespace) -> int:
             ) from None
     print(
         f"filled {tables} tables with {rows:,} rows, {format_size(size)}, in {time.monotonic() - begun:.1f} s; "
-        f"a follower continues after event {sequence} of the feed"
+        f"a follower continues after frame {sequence} of the feed"
     )
     return 0
 

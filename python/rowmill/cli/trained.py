@@ -80,7 +80,13 @@ def add_trained(commands: Any, path: Callable[[str], Path]) -> None:
     )
     _add_run(evaluate, path)
     _add_graph(evaluate, path)
-    evaluate.add_argument("--data", type=path, required=True, metavar="PATH", help=_DATA)
+    evaluate.add_argument(
+        "--data",
+        type=path,
+        required=True,
+        metavar="PATH",
+        help=f"{_DATA}. Ranking leaves out known triples: those of a folder, or of a file and of the run's graph",
+    )
     _add_part(evaluate, "test; click models on another log than in training: all rows")
     evaluate.add_argument(
         "--json", action="store_true", help="print the metrics as a line of JSON, with all digits"

@@ -49,7 +49,7 @@ class ServeSettings:
         batch_requests: Requests that the dense half runs together at most; 1: no batching; 0: 8 on a CPU, 32 on a GPU.
         batch_rows: Rows that it runs together at most.
         queue_requests: Requests that wait for a half at most.
-        log_level: "error", "warn", "info", "debug" or "off".
+        log_level: "error", "warn", "info", "debug", "trace" or "off".
     """
 
     role: Role = "all"

@@ -66,11 +66,11 @@ def rollback(path: str | os.PathLike[str], version: str) -> int:
 
     Raises:
         InvalidInput: There is no such version; the message lists those that exist.
-        StoreLocked: Another process has the store open.
+        StoreLocked: Another process has the store open for writing.
     """
     return _core.rollback(str(path), version)
 
 
 def drop_version(path: str | os.PathLike[str], version: str) -> None:
-    """Drop a version of the store in a folder that no process has open; raises as `rollback`."""
+    """Drop a version of the store in a folder that no process has open for writing; raises as `rollback`."""
     _core.drop_version(str(path), version)

@@ -83,7 +83,7 @@ def check_same_run(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
     """Raise `ConfigError`, naming the first difference, if a saved identity differs from `identity`."""
     if (found := _first_difference(saved, identity)) is not None:
         raise ConfigError(
-            f"cannot resume: {found}; use the settings of the first run, or start a new run with another --out"
+            f"cannot resume: {found}; use the settings that the run has now, or start a new run with another --out"
         )
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rowmill.config.sections import CheckpointConfig
     from rowmill.train.state import RunState
 
-_LOWER_IS_BETTER = ("loss", "logloss", "ne", "mr")
+_LOWER_IS_BETTER = ("loss", "logloss", "ne")
 _VALID = "valid_"
 """Begin of the names of metrics on the validation split, which only some points of the curves have."""
 

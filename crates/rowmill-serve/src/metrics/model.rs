@@ -10,7 +10,7 @@ use super::{HalfMetrics, Histogram, Reason};
 /// The statuses by which requests are counted. The last but two is that of nginx for a client that closed the connection.
 pub(crate) const STATUSES: [u16; 11] = [200, 400, 404, 408, 411, 413, 429, 499, 500, 503, 504];
 
-/// Counters and histograms of a model. Requests that warm it up are not in them.
+/// Counters and histograms of a model. Times of requests that warm it up are not in the histograms.
 #[derive(Debug)]
 pub struct ModelMetrics {
     /// The model's name.
