@@ -26,7 +26,7 @@ PAGES = [
 # Results without a recorded source, which must be measured again: reason -> files, without `.json`.
 BEFORE_PROVENANCE = {
     "names a commit that a rebase removed": """
-    change_feed click_models dlrm_scaling-large dlrm_scaling dlrm_shapes-large
+    change_feed click_models dlrm_scaling-large dlrm_shapes-large
     dlrm_shapes-mlperf dlrm_shapes-small exchange-2 exchange-4 exchange-dims
     peer_frameworks-gnn slow_links-100mbit slow_links-2x1gbit slow_links-4x1gbit
     staleness_quality-quality staleness_quality-rate store-cold-get-zipf store-cold-rmw-zipf
