@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.dlrm_scaling.launch import RANK, RankProcess, hear_out, run_ranks
-from benchmarks.dlrm_scaling.settings import Settings
+from benchmarks.dlrm_scaling.settings import STEPS_MAX, Settings
 from python.tests.ports import free_port
 from python.tests.warm import warm_python
 from rowmill.errors import ExchangeFailed
@@ -28,15 +28,18 @@ LONG = ("--config", "mlperf", "--scale", "0.002", "--threads", "1", "--steps")
 
 @pytest.mark.usefixtures("forked")
 def test_the_command_ends_and_names_a_killed_rank() -> None:
-    settings = Settings(config="mlperf", scale=0.002, ranks=3, threads=1, steps=500)
+    # So many steps that no rank ends by itself, however late this process reads of the sixth.
+    settings = Settings(config="mlperf", scale=0.002, ranks=3, threads=1, steps=STEPS_MAX)
 
     def kill(step: int) -> None:
         if step == 6:
-            os.kill(ranks_of_this_process()[1], signal.SIGKILL)
+            ranks = ranks_of_this_process()
+            assert len(ranks) == 3
+            os.kill(ranks[1], signal.SIGKILL)
 
     with pytest.raises(ExchangeFailed, match=r"rank 1 was ended by SIGKILL in step \d+$") as raised:
         run_ranks(settings, kill)
-    assert 5 <= int(str(raised.value).split()[-1]) < 500
+    assert 5 <= int(str(raised.value).split()[-1]) < STEPS_MAX
     assert ranks_of_this_process() == []
 
 
