@@ -43,11 +43,12 @@ def test_the_command_ends_and_names_a_killed_rank() -> None:
     assert ranks_of_this_process() == []
 
 
-def test_every_step_is_told_when_one_read_brings_several(tmp_path: Path) -> None:
+def test_each_step_is_told_once_when_one_read_brings_several(tmp_path: Path) -> None:
     ours, theirs = os.pipe()
     ended = subprocess.Popen([sys.executable, "-c", ""], text=True)
     process = RankProcess(0, ended, ours, tmp_path / "log")
-    os.write(theirs, b'{"step": 1}\n{"step": 2}\n{"step": 3}\n{"done": {"loss": 0.5}}\n')
+    failed = b'{"failed": "no disk", "step": 3, "waiting": false, "invalid": false}\n'
+    os.write(theirs, b'{"step": 1}\n{"step": 2}\n{"step": 3}\n{"done": {"loss": 0.5}}\n' + failed)
     os.close(theirs)
     told: list[int] = []
     hear_out([process], told.append)
@@ -55,6 +56,8 @@ def test_every_step_is_told_when_one_read_brings_several(tmp_path: Path) -> None
     ended.wait()
     assert told == [1, 2, 3]
     assert process.result == {"loss": 0.5}
+    assert process.failure is not None
+    assert process.step == 3
 
 
 ROOT = RANK.parents[2]

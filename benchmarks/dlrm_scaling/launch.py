@@ -49,11 +49,12 @@ class RankProcess:
         begun: list[int] = []
         for line in lines:
             word = json.loads(line)
-            if "step" in word:
-                self.step = word["step"]
-                begun.append(self.step)
+            self.step = word.get("step", self.step)
             self.result = word.get("done", self.result)
-            self.failure = word if "failed" in word else self.failure
+            if "failed" in word:
+                self.failure = word
+            elif "step" in word:
+                begun.append(self.step)
         return begun
 
 
