@@ -80,7 +80,8 @@ def _parser() -> argparse.ArgumentParser:
         const="apart",
         default="off",
         metavar="|".join(PINS),
-        help="apart: communication threads on their own cores; together: on the cores that compute in apart (default off; --pin alone: apart)",
+        help="apart: communication threads on their own cores; together: on the cores that compute in apart "
+        "(default off; --pin alone: apart)",
     )
     dlrm.add_argument(
         "--placement",
