@@ -252,17 +252,17 @@ def external(ranks: Ranks, folder: Path, shared: bool, **settings: Any) -> dict[
     return result
 
 
-def external_elsewhere(ranks: Ranks, folder: Path, written_by: int, whole: bool) -> dict[str, Any]:
-    """A table of another model whose rows were written by some ranks, or are all in the store of the last rank."""
+def external_elsewhere(ranks: Ranks, folder: Path, written_by: int, last: int) -> dict[str, Any]:
+    """A table of another model whose rows some ranks wrote, or one process; the last rank has `last` more rows."""
     store, features = open_tables(folder, ranks.rank)
     at = folder / f"other-{ranks.rank}"
     with rowmill.open(at, memory="16MiB") as writing:
         table = writing.table("theirs", dim=4, optimizer=rowmill.optim.SGD(lr=1.0))
         ids = torch.arange(3000)
-        owners = owner(hashed(ids, states([category_of("theirs")])), written_by)
-        mine = ids[owners == ranks.rank]
-        if whole:
-            mine = ids if ranks.rank == ranks.count - 1 else ids[:0]
+        owners = owner(hashed(ids, states([category_of("theirs")])), max(written_by, 1))
+        mine = ids[owners == (0 if written_by == 1 else ranks.rank)] if written_by > 0 else ids[:0]
+        if ranks.rank == ranks.count - 1:
+            mine = torch.cat([mine, torch.arange(3000, 3000 + last)])
         table.put(mine, torch.zeros(len(mine), 4))
         writing.checkpoint()
     theirs = rowmill.open(at, memory="16MiB", read_only=True)

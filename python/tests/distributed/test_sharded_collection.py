@@ -403,13 +403,20 @@ def test_rows_of_another_model_are_read_only(
         assert result == {"equal": [True] * 5, "steps": 5, "theirs": 40}
 
 
-@pytest.mark.parametrize(("count", "whole"), [(2, False), (3, False), (2, True)])
+# Written by as many ranks; by another number; a table whole on the last rank; one store, of which the last rank has a later
+# checkpoint.
+@pytest.mark.parametrize(
+    ("written_by", "last", "is_refused"),
+    [(2, 0, False), (3, 0, True), (0, 3000, True), (1, 300, False)],
+)
 def test_rows_of_another_model_that_no_rank_would_find_are_refused(
-    processes: Processes, tmp_path: Path, count: int, whole: bool
+    processes: Processes, tmp_path: Path, written_by: int, last: int, is_refused: bool
 ) -> None:
-    results = processes.run("external_elsewhere", tmp_path, count=2, written_by=count, whole=whole)
+    results = processes.run(
+        "external_elsewhere", tmp_path, count=2, written_by=written_by, last=last
+    )
     first = results[0]["message"]
-    if count == 2 and not whole:
+    if not is_refused:
         assert not first
     else:
         assert re.search(
