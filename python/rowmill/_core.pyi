@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import CapsuleType
 
+from rowmill.store.access import Access
+
 _Ids: TypeAlias = NDArray[np.int64]
 _Floats: TypeAlias = NDArray[np.float32]
 _Numbers: TypeAlias = NDArray[np.int32]
@@ -307,9 +309,7 @@ class NodeRows:
     def open(
         url: str,
         *,
-        name: str | None,
-        key: str | None,
-        controller_key: str | None,
+        access: Access,
         wait_s: float,
     ) -> NodeRows: ...
     @property
@@ -466,11 +466,10 @@ def storage_fill(
     url: str,
     *,
     dtype_name: str | None,
-    host_nqn: str | None,
-    key_file: Path | None,
+    access: Access,
 ) -> tuple[int, int, int, int]: ...
 def storage_status(
-    url: str, *, host_nqn: str | None, key_file: Path | None
+    url: str, *, access: Access
 ) -> tuple[list[tuple[str, int, str, int | None]], int]: ...
 
 @final
@@ -481,7 +480,6 @@ class StorageFollower:
         url: str,
         *,
         dtype_name: str | None,
-        host_nqn: str | None,
-        key_file: Path | None,
+        access: Access,
     ) -> None: ...
     def run(self, seconds: float) -> tuple[int, int, int, int, int, bool]: ...

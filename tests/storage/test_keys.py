@@ -36,17 +36,18 @@ def test_our_host_proves_a_key_of_nvme_cli(guest: Guest, tmp_path: Path, hash_nu
     """
     with serving_filled_rows(tmp_path, access=access) as node:
         url = f"nvme+tcp://127.0.0.1:{node.port}/{node.name}"
-        proved = status(url, tmp_path / "host.key")
+        proved = status(url, tmp_path, "host.key")
         assert proved.returncode == 0, proved.stderr
-        refused = status(url, tmp_path / "other.key")
+        refused = status(url, tmp_path, "other.key")
         assert refused.returncode == 1
         assert "refused authentication" in refused.stderr
 
 
-def status(url: str, key_file: Path) -> subprocess.CompletedProcess[str]:
-    storage = [sys.executable, "-m", "rowmill", "storage", "status", url]
+def status(url: str, folder: Path, key_file: str) -> subprocess.CompletedProcess[str]:
+    access = folder / "access.toml"
+    access.write_text(f'nqn = "{HOST_NAME}"\nkey_file = "{key_file}"\n')
     return subprocess.run(
-        [*storage, "--host-nqn", HOST_NAME, "--key-file", key_file],
+        [sys.executable, "-m", "rowmill", "storage", "status", url, "--access", access],
         capture_output=True,
         text=True,
         timeout=120,

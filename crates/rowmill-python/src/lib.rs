@@ -6,6 +6,7 @@
 
 #![allow(clippy::needless_pass_by_value, reason = "PyO3 extracts arguments into owned values")]
 
+mod access;
 mod batch;
 mod buffers;
 mod changes;

@@ -10,6 +10,7 @@ use rowmill_host::{Client, HostError, HostSettings, NvmeUrl, Rows, TableIndex};
 use rowmill_rows::IdBag;
 use rowmill_serve::RowSource;
 
+use crate::access::Access;
 use crate::batch::Batch;
 use crate::buffers::{Buffer, FloatArray, floats_mut, ids as id_buffer, is_bf16};
 use crate::errors::{exception, host_raised, invalid};
@@ -32,31 +33,14 @@ fn connect(url: &str, settings: HostSettings) -> Result<Rows, HostError> {
 
 #[pymethods]
 impl NodeRows {
-    /// Connect. `name` and the keys replace those of the machine.
+    /// Connect.
     #[staticmethod]
-    #[pyo3(signature = (url, *, name, key, controller_key, wait_s))]
-    fn open(
-        py: Python<'_>,
-        url: &str,
-        name: Option<&str>,
-        key: Option<&str>,
-        controller_key: Option<&str>,
-        wait_s: f64,
-    ) -> PyResult<Self> {
+    #[pyo3(signature = (url, *, access, wait_s))]
+    fn open(py: Python<'_>, url: &str, access: Access, wait_s: f64) -> PyResult<Self> {
         let wait = Duration::try_from_secs_f64(wait_s).map_err(|error| {
             invalid(py, format!("wait_deadline_s must be a number of seconds >= 0, got {wait_s}: {error}"))
         })?;
-        let mut settings =
-            HostSettings::of_machine().map_err(|error| exception(py, "StorageError", error.to_string()))?;
-        let wrong = |what: &str, reason: String| invalid(py, format!("{what} of this host: {reason}"));
-        if let Some(name) = name {
-            settings.identity.name = name.parse().map_err(|error| wrong("nqn", format!("{error}")))?;
-        }
-        let parse = |text: Option<&str>, what: &str| {
-            text.map(|text| text.parse().map_err(|error| wrong(what, format!("{error}")))).transpose()
-        };
-        settings.identity.key = parse(key, "key")?;
-        settings.identity.controller_key = parse(controller_key, "controller_key")?;
+        let settings = access.settings(py)?;
         let rows = py.detach(|| connect(url, settings)).map_err(|error| host_raised(py, &error))?;
         let url = rows.url().to_owned();
         Ok(Self { rows: Mutex::new(Some(Arc::new(rows))), wait, url })

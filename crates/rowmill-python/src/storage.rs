@@ -9,6 +9,7 @@ use rowmill_host::{HostError, HostSettings, NvmeUrl};
 use rowmill_storage_node::{Followed, NodeSettings, Process, ProcessError, SendError};
 use rowmill_store::{DirectoryVolume, Dtype, IoChoice, StoreError, Volume, WeightsSource};
 
+use crate::access::Access;
 use crate::errors::{exception, invalid, raised as store_raised};
 
 fn raised(py: Python<'_>, error: &ProcessError) -> PyErr {
@@ -60,22 +61,9 @@ fn send_raised(py: Python<'_>, error: &SendError) -> PyErr {
     }
 }
 
-/// The URL of a node, and who this host is: the machine's name by default.
-fn target(url: &str, nqn: Option<&str>, key_file: Option<&Path>) -> Result<(NvmeUrl, HostSettings), String> {
-    let url = url.parse::<NvmeUrl>().map_err(|error| error.to_string())?;
-    let mut settings = HostSettings::of_machine().map_err(|error| error.to_string())?;
-    if let Some(nqn) = nqn {
-        settings.identity.name = nqn.parse().map_err(|error| format!("host_nqn is {nqn:?}: {error}"))?;
-    }
-    if let Some(file) = key_file {
-        let wrong = |error: String| format!("key_file is {}: {error}", file.display());
-        let text = std::fs::read_to_string(file).map_err(|error| {
-            wrong(format!("{error}; name a file with a key that nvme gen-dhchap-key printed"))
-        })?;
-        let key = text.trim().parse().map_err(|error: rowmill_nvme::KeyError| wrong(error.to_string()))?;
-        settings.identity.key = Some(key);
-    }
-    Ok((url, settings))
+fn target(py: Python<'_>, url: &str, access: &Access) -> PyResult<(NvmeUrl, HostSettings)> {
+    let url = url.parse::<NvmeUrl>().map_err(|error| invalid(py, error.to_string()))?;
+    Ok((url, access.settings(py)?))
 }
 
 fn volume(path: &Path) -> Result<Arc<dyn Volume>, StoreError> {
@@ -97,17 +85,16 @@ fn dtype(py: Python<'_>, name: Option<&str>) -> PyResult<Option<Dtype>> {
 /// Fill a namespace with the rows of a store, or of the stores of all ranks: folders and numbers of checkpoints. Tables in
 /// `replicated` are copied from the first store. Returns tables, rows, bytes and the sequence number.
 #[pyfunction]
-#[pyo3(signature = (sources, replicated, url, *, dtype_name, host_nqn, key_file))]
+#[pyo3(signature = (sources, replicated, url, *, dtype_name, access))]
 pub(crate) fn storage_fill(
     py: Python<'_>,
     sources: Vec<(PathBuf, Option<u64>)>,
     replicated: Vec<String>,
     url: &str,
     dtype_name: Option<&str>,
-    host_nqn: Option<&str>,
-    key_file: Option<PathBuf>,
+    access: Access,
 ) -> PyResult<(usize, u64, u64, u64)> {
-    let (url, settings) = target(url, host_nqn, key_file.as_deref()).map_err(|error| invalid(py, error))?;
+    let (url, settings) = target(py, url, &access)?;
     let dtype = dtype(py, dtype_name)?;
     let filled = py.detach(|| {
         let sources = sources.iter().map(|(path, at)| Ok((volume(path)?, *at)));
@@ -120,14 +107,9 @@ pub(crate) fn storage_fill(
 
 /// The tables of a namespace (name, weights per row, dtype, ids of a dense table) and the last frame that it has.
 #[pyfunction]
-#[pyo3(signature = (url, *, host_nqn, key_file))]
-pub(crate) fn storage_status(
-    py: Python<'_>,
-    url: &str,
-    host_nqn: Option<&str>,
-    key_file: Option<PathBuf>,
-) -> PyResult<(Vec<TableStatus>, u64)> {
-    let (url, settings) = target(url, host_nqn, key_file.as_deref()).map_err(|error| invalid(py, error))?;
+#[pyo3(signature = (url, *, access))]
+pub(crate) fn storage_status(py: Python<'_>, url: &str, access: Access) -> PyResult<(Vec<TableStatus>, u64)> {
+    let (url, settings) = target(py, url, &access)?;
     let found = py.detach(|| rowmill_storage_node::status(&url, &settings));
     let (tables, sequence) = found.map_err(|error| send_raised(py, &error))?;
     let table = |entry: rowmill_nvme::TableEntry| {
@@ -148,17 +130,15 @@ pub(crate) struct StorageFollower(Mutex<rowmill_storage_node::Follower>);
 #[pymethods]
 impl StorageFollower {
     #[new]
-    #[pyo3(signature = (store, url, *, dtype_name, host_nqn, key_file))]
+    #[pyo3(signature = (store, url, *, dtype_name, access))]
     fn new(
         py: Python<'_>,
         store: PathBuf,
         url: &str,
         dtype_name: Option<&str>,
-        host_nqn: Option<&str>,
-        key_file: Option<PathBuf>,
+        access: Access,
     ) -> PyResult<Self> {
-        let (url, settings) =
-            target(url, host_nqn, key_file.as_deref()).map_err(|error| invalid(py, error))?;
+        let (url, settings) = target(py, url, &access)?;
         let dtype = dtype(py, dtype_name)?;
         let connect = || {
             let volume = volume(&store)?;

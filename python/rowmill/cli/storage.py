@@ -14,6 +14,7 @@ from rowmill.cli.importing import importing
 from rowmill.cli.subcommand import add_command
 from rowmill.errors import CheckpointMissing, InvalidInput, StorageError
 from rowmill.size import format_size
+from rowmill.store.access import Access
 
 if TYPE_CHECKING:
     import argparse
@@ -88,17 +89,11 @@ def _add_target(parser: argparse.ArgumentParser, *, dtype: bool) -> None:
             help="dtype of rows on the node (default: that of each table)",
         )
     parser.add_argument(
-        "--host-nqn",
-        metavar="NQN",
-        help="name of this host (default: the name in /etc/nvme/hostnqn)",
+        "--access",
+        type=Path,
+        metavar="FILE",
+        help="TOML file with name and keys of this host (default: the name in /etc/nvme/hostnqn, without keys)",
     )
-    parser.add_argument(
-        "--key-file", type=Path, metavar="FILE", help="file with the key of this host"
-    )
-
-
-def _target(parsed: argparse.Namespace) -> dict[str, Any]:
-    return {"host_nqn": parsed.host_nqn, "key_file": parsed.key_file}
 
 
 def _serve(parsed: argparse.Namespace) -> int:
@@ -113,11 +108,12 @@ def _serve(parsed: argparse.Namespace) -> int:
 def _fill(parsed: argparse.Namespace) -> int:
     from rowmill._core import storage_fill
 
+    access = Access.read(parsed.access)
     begun = time.monotonic()
     with _parts(parsed.store) as (parts, replicated):
         try:
             tables, rows, size, sequence = storage_fill(
-                parts, replicated, parsed.url, dtype_name=parsed.dtype, **_target(parsed)
+                parts, replicated, parsed.url, dtype_name=parsed.dtype, access=access
             )
         except StorageError as error:
             raise StorageError(
@@ -177,7 +173,8 @@ def _follow(parsed: argparse.Namespace) -> int:
             f"{folder} holds a run of many ranks, and a node follows the feed of one store: fill the node after each "
             "checkpoint with rowmill storage fill"
         )
-    follower = StorageFollower(folder, parsed.url, dtype_name=parsed.dtype, **_target(parsed))
+    access = Access.read(parsed.access)
+    follower = StorageFollower(folder, parsed.url, dtype_name=parsed.dtype, access=access)
     end = None if parsed.seconds is None else time.monotonic() + parsed.seconds
     shown, was_refused = None, False
     while end is None or time.monotonic() < end:
@@ -208,7 +205,7 @@ def _refusal(url: str) -> str:
 def _status(parsed: argparse.Namespace) -> int:
     from rowmill._core import storage_status
 
-    tables, sequence = storage_status(parsed.url, **_target(parsed))
+    tables, sequence = storage_status(parsed.url, access=Access.read(parsed.access))
     print(f"{'table':<30}  {'dim':>6}  {'dtype':<5}  {'ids':>16}")
     for name, dim, dtype, rows in tables:
         ids = "any" if rows is None else f"[0, {rows:,})"

@@ -6,12 +6,12 @@ and read rows; everything else raises.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from rowmill import _core
-from rowmill.errors import InvalidInput, SpecMismatch, StoreReadOnly, TableMissing
+from rowmill.errors import SpecMismatch, StoreReadOnly, TableMissing
+from rowmill.store.access import Access
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SCHEME = "nvme+tcp://"
-_KEYS = ("nqn", "key_file", "controller_key_file")
 
 
 def connect(url: str, *, access: Path | None, wait_deadline_s: float) -> _core.NodeRows:
@@ -28,45 +27,14 @@ def connect(url: str, *, access: Path | None, wait_deadline_s: float) -> _core.N
 
     Args:
         url: `nvme+tcp://HOST:PORT/NQN`, with `?namespace=N` if the subsystem has several namespaces of rows.
-        access: TOML file with the name of this host (`nqn`), and the files, from its folder on, of the key that this host
-            proves (`key_file`) and of the one that the node must prove (`controller_key_file`). None: the name of this machine (`/etc/nvme/hostnqn`), without keys.
+        access: The file that `Access.read` reads.
         wait_deadline_s: Longest wait for an answer, reconnects included.
 
     Raises:
         InvalidInput: URL, file, name or key is invalid.
         StorageError: The node cannot be reached, or refuses this host.
     """
-    given: dict[str, Any] = {}
-    if access is not None:
-        try:
-            given = tomllib.loads(access.read_text())
-        except tomllib.TOMLDecodeError as error:
-            raise InvalidInput(f"{access} is not a TOML file: {error}") from None
-        except OSError as error:
-            raise InvalidInput(f"cannot read {access}: {error.strerror}") from None
-    for name, value in given.items():
-        if name not in _KEYS or not isinstance(value, str):
-            raise InvalidInput(
-                f"{access}: the settings are the strings {', '.join(_KEYS)}, got {name} = {value!r}"
-            )
-    return _core.NodeRows.open(
-        url,
-        name=given.get("nqn"),
-        key=_key(access, given, "key_file"),
-        controller_key=_key(access, given, "controller_key_file"),
-        wait_s=wait_deadline_s,
-    )
-
-
-def _key(access: Path | None, given: dict[str, Any], name: str) -> str | None:
-    if access is None or name not in given:
-        return None
-    try:
-        return (access.parent / given[name]).read_text().strip()
-    except OSError as error:
-        raise InvalidInput(
-            f"{access}: cannot read {name} {given[name]!r}: {error.strerror}"
-        ) from None
+    return _core.NodeRows.open(url, access=Access.read(access), wait_s=wait_deadline_s)
 
 
 class NodeCore:

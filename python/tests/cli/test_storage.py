@@ -19,6 +19,7 @@ import torch
 
 import rowmill
 from python.tests.distributed.elastic import Run
+from python.tests.nodes import KEY, OTHER_KEY, access_file, serving
 from python.tests.small_disk import small_disk
 from python.tests.warm import warm_python
 from rowmill.cli import main
@@ -141,6 +142,21 @@ def run(tmp_path: Path) -> Path:
 def _storage(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [warm_python(), "-m", "rowmill", "storage", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_access_file_gives_the_name_and_the_keys(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(run, tmp_path / "node", with_key=True, own_key=OTHER_KEY) as (url, _):
+
+        def status(node_key: str) -> int:
+            access = access_file(tmp_path / "access", KEY, node_key=node_key)
+            return main(["storage", "status", url, "--access", str(access)])
+
+        assert status(OTHER_KEY) == 0
+        assert "users" in capsys.readouterr().out
+        assert status(KEY) == 1
+        assert "the controller did not prove its key" in capsys.readouterr().err
 
 
 def test_a_store_is_planned_filled_shown_and_followed(run: Path, tmp_path: Path) -> None:
