@@ -186,7 +186,8 @@ def cell_rounds(
     settings = {"depth": job["depth"], "precision": job["precision"]}
     trained = Trained(ranks, cell, folder, job["seed"], job["variants"], **settings)
     names = list(job["variants"])
-    for number in range(-1, job["rounds"]):
+    # Two rounds are not measured: the second round of a variant still allocates memory.
+    for number in range(-2, job["rounds"]):
         first = number % len(names)
         for variant in names[first:] + names[:first]:
             seen = trained.measure(variant, watch)

@@ -9,9 +9,6 @@ _TRIM_THRESHOLD = -1
 _MMAP_MAX = -4
 _ARENA_MAX = -8
 
-ARENAS_MAX = 4
-"""Number of arenas that the threads of the process share."""
-
 
 def keep_freed_memory() -> bool:
     """Make glibc keep freed memory of this process for later allocations; return whether that worked.
@@ -20,13 +17,14 @@ def keep_freed_memory() -> bool:
     size, such as the gradient of a block of all entities, then spends half of its time in page faults. With this setting
     the process keeps as much memory as its largest step needed. Other C libraries are left unchanged.
 
-    Freed memory stays in the arena of the thread that allocated it. glibc has up to 8 arenas per core, and the thread of each
-    `Pipeline.run` uses another one: each would keep what prefetching a batch needs. So arenas are limited to `ARENAS_MAX`.
+    All threads share one arena. By default glibc has up to 8 per core, and freed memory stays in the arena of the thread
+    that allocated it, so the thread of each `Pipeline.run` would map new memory. In every arena but the first, glibc unmaps
+    parts that are free, whatever the settings. Small blocks are cached per thread, so threads seldom wait for the arena.
     Call this early: the limit is read when a second thread first allocates.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    settings = {_MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _ARENA_MAX: ARENAS_MAX}
+    settings = {_MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _ARENA_MAX: 1}
     return all([mallopt(name, value) for name, value in settings.items()])
