@@ -41,7 +41,7 @@ BEFORE_PROVENANCE = {
     """,
     "names a commit, but neither trees nor ranges": """
     embedding_step exchange-2-ahead-4096 exchange-2-ahead-busy exchange-2-ahead-split-bf16
-    exchange-chunks gnn_quality memory out_of_core risk_graphs store-clocks store-cold-drift
+    exchange-chunks gnn_quality out_of_core risk_graphs store-clocks store-cold-drift
     store-cold-full store-memory-full
     """,
 }
