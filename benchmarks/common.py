@@ -227,6 +227,8 @@ class Benchmark:
     summary: dict[str, float] = field(default_factory=dict[str, float])
     ranges: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     source: Source = field(default_factory=Source.now)
+    # Read at the start: what is missing is reported before anything is measured.
+    machine: dict[str, Any] = field(default_factory=machine)
 
     def compare(
         self, variants: Mapping[str, Callable[[], int]], *, rounds: int, warm_up: int = 1
@@ -271,7 +273,7 @@ class Benchmark:
                 "summary": self.summary,
                 "ranges": self.ranges,
                 "cells": self.cells,
-                "machine": machine(),
+                "machine": self.machine,
                 "source": asdict(self.source.until_now()),
                 "date": utc_now(),
                 "command": self.settings.command,

@@ -251,10 +251,12 @@ def main() -> None:
         made = batches(shape, seed)
         if arguments.dtypes:
             compare_dtypes(benchmark, shape, made)
+            benchmark.keep()
             gc.collect()
             continue
         for optimizer in ("sgd", "rowwise_adagrad"):
             compare(benchmark, shape, optimizer, made, peers)
+            benchmark.keep()
             gc.collect()  # Free the tables of this cell before the next cell allocates.
     benchmark.write()
 
