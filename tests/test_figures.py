@@ -34,7 +34,7 @@ BEFORE_PROVENANCE = {
     """,
     "the tree had uncommitted changes": """
     dlrm_shapes-mlperf-zen4 dlrm_shapes-small-zen4 dlrm_shapes embedding_step-dtypes
-    embedding_step-full exchange-2-ahead exchange-4-ahead exchange-operators
+    exchange-2-ahead exchange-4-ahead exchange-operators
     gnn_out_of_core-quick gnn_out_of_core kge_out_of_core kge_quality out_of_core-generated
     peer_frameworks-kge-passive peer_frameworks-kge precision_quality store-cold-clocks
     store-memory-full-busy store-memory store-space-checkpoint store-training-rocksdb
