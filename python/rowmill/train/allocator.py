@@ -19,7 +19,7 @@ def keep_freed_memory() -> bool:
 
     All threads share one arena. By default glibc has up to 8 per core, and freed memory stays in the arena of the thread
     that allocated it, so the thread of each `Pipeline.run` would map new memory. In every arena but the first, glibc unmaps
-    parts that are free, whatever the settings. Small blocks are cached per thread, so threads seldom wait for the arena.
+    parts that are free, also with this setting. Threads may wait for the one arena; this was measured on two cores only.
     Call this early: the limit is read when a second thread first allocates.
     """
     try:
