@@ -20,7 +20,8 @@ impl Access {
             HostSettings::of_machine().map_err(|error| exception(py, "StorageError", error.to_string()))?;
         let wrong = |what: &str, reason: String| invalid(py, format!("{what} of this host: {reason}"));
         if let Some(name) = &self.name {
-            settings.identity.name = name.parse().map_err(|error| wrong("nqn", format!("{error}")))?;
+            settings.identity.name =
+                name.parse().map_err(|error| wrong("nqn", format!("{error}, got {name:?}")))?;
         }
         let parse = |text: Option<&str>, what: &str| {
             text.map(|text| text.parse().map_err(|error| wrong(what, format!("{error}")))).transpose()

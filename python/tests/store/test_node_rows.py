@@ -176,6 +176,7 @@ def test_wrong_arguments_are_told(remote: Store, url: str, tmp_path: Path) -> No
         ("=", "not a TOML file"),
         ('key_file = "absent"', "cannot read key_file"),
         ('nqn = "me"', 'must start with "nqn."'),
+        ('nqn = "me"', 'got "me"'),
     ):
         file.write_text(text)
         with pytest.raises(InvalidInput, match=re.escape(reason)):
