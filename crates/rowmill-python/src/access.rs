@@ -1,5 +1,7 @@
 //! How this host identifies itself to storage nodes.
 
+use std::path::{Path, PathBuf};
+
 use pyo3::prelude::*;
 use rowmill_host::HostSettings;
 
@@ -11,6 +13,7 @@ pub(crate) struct Access {
     name: Option<String>,
     key: Option<String>,
     controller_key: Option<String>,
+    file: Option<PathBuf>,
 }
 
 impl Access {
@@ -18,16 +21,16 @@ impl Access {
     pub(crate) fn settings(&self, py: Python<'_>) -> PyResult<HostSettings> {
         let mut settings =
             HostSettings::of_machine().map_err(|error| exception(py, "StorageError", error.to_string()))?;
-        let wrong = |what: &str, reason: String| invalid(py, format!("{what} of this host: {reason}"));
+        let file = self.file.as_deref().unwrap_or(Path::new("")).display();
+        let wrong = |setting: &str, reason: String| invalid(py, format!("{file}: {setting}: {reason}"));
         if let Some(name) = &self.name {
-            settings.identity.name =
-                name.parse().map_err(|error| wrong("nqn", format!("{error}, got {name:?}")))?;
+            settings.identity.name = name.parse().map_err(|error| wrong("nqn", format!("{error}")))?;
         }
-        let parse = |text: Option<&str>, what: &str| {
-            text.map(|text| text.parse().map_err(|error| wrong(what, format!("{error}")))).transpose()
+        let parse = |text: Option<&str>, setting: &str| {
+            text.map(|text| text.parse().map_err(|error| wrong(setting, format!("{error}")))).transpose()
         };
-        settings.identity.key = parse(self.key.as_deref(), "key")?;
-        settings.identity.controller_key = parse(self.controller_key.as_deref(), "controller_key")?;
+        settings.identity.key = parse(self.key.as_deref(), "key_file")?;
+        settings.identity.controller_key = parse(self.controller_key.as_deref(), "controller_key_file")?;
         Ok(settings)
     }
 }

@@ -24,6 +24,8 @@ class Access:
     """Key of this host. None: the host does not authenticate."""
     controller_key: str | None = None
     """Key of the node. None: the node need not authenticate."""
+    file: Path | None = None
+    """The file that these settings come from, for messages of errors."""
 
     @classmethod
     def read(cls, file: Path | None) -> Access:
@@ -52,6 +54,7 @@ class Access:
             name=given.get("nqn"),
             key=_key(file, given, "key_file"),
             controller_key=_key(file, given, "controller_key_file"),
+            file=file,
         )
 
 

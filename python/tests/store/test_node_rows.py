@@ -171,16 +171,19 @@ def test_wrong_arguments_are_told(remote: Store, url: str, tmp_path: Path) -> No
     with pytest.raises(InvalidInput, match="access is for URLs"):
         rowmill.open(tmp_path / "store", access=tmp_path / "access.toml")
     file = tmp_path / "access.toml"
+    (tmp_path / "damaged").write_text("DHHC-1:00:")
     for text, reason in (
-        ("key = 1", "got key = 1"),
-        ("=", "not a TOML file"),
-        ('key_file = "absent"', "cannot read key_file"),
-        ('nqn = "me"', 'must start with "nqn."'),
-        ('nqn = "me"', 'got "me"'),
+        ("key = 1", "the settings are the strings nqn, key_file, controller_key_file, got key = 1"),
+        ("=", "is not a TOML file"),
+        ('key_file = "absent"', "cannot read key_file 'absent'"),
+        ('nqn = "me"', 'nqn: "me" is no NVMe qualified name: it must start with "nqn."'),
+        ('key_file = "damaged"', 'key_file: a key has the form "DHHC-1:'),
+        ('controller_key_file = "damaged"', 'controller_key_file: a key has the form "DHHC-1:'),
     ):
         file.write_text(text)
-        with pytest.raises(InvalidInput, match=re.escape(reason)):
+        with pytest.raises(InvalidInput, match=re.escape(reason)) as raised:
             rowmill.open(url, access=file)
+        assert str(file) in str(raised.value)
     store = rowmill.open(url)
     table = store.open_table("item")
     store.close()
