@@ -1,7 +1,8 @@
-"""How long does training by `examples/quickstart.toml` take, and what does it score?
+"""How long do the two first runs of a user take: the demo of `make`, and training by `examples/quickstart.toml`?
 
-Each round runs `rowmill train --config examples/quickstart.toml` in a new process and an empty folder: it generates the
-click log, trains with row memory for a quarter of the rows, tests and writes its report.
+Each round runs both, each in a new process and an empty folder. `rowmill train --config examples/quickstart.toml`
+generates the click log, trains with row memory for a quarter of the rows, tests and writes its report. The demo trains two
+runs over two days, kills one of them, and compares their scores. The time of `make` without its set-up is that of the demo.
 """
 
 import json
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import common
 
 CONFIG = common.REPOSITORY / "examples/quickstart.toml"
+DEMO = common.REPOSITORY / "examples/day_by_day.py"
 
 
 def train(config: Path, folder: Path) -> dict[str, Any]:
@@ -25,20 +27,31 @@ def train(config: Path, folder: Path) -> dict[str, Any]:
     return json.loads((folder / "out/report.json").read_text())
 
 
-def measure(benchmark: common.Benchmark, config: Path, *, rounds: int) -> None:
-    """Add the time of the command and the metrics of its reports."""
+def measure(benchmark: common.Benchmark, config: Path, demo: Path, *, rounds: int) -> None:
+    """Add the time of the command, the metrics of its reports, and the time of the demo."""
     reports: list[dict[str, Any]] = []
 
-    def run() -> int:
+    def empty_folder() -> tempfile.TemporaryDirectory[str]:
         # In the repository, because /tmp may be in memory.
-        with tempfile.TemporaryDirectory(prefix="rowmill-", dir=common.REPOSITORY) as folder:
+        return tempfile.TemporaryDirectory(prefix="rowmill-", dir=common.REPOSITORY)
+
+    def quickstart() -> int:
+        with empty_folder() as folder:
             reports.append(train(config, Path(folder)))
         return int(reports[-1]["run"]["train_rows"])
 
-    samples = benchmark.compare({"quickstart": run}, rounds=rounds, warm_up=0)["quickstart"]
-    for cell, report in zip(benchmark.cells, reports, strict=True):
+    def make() -> int:
+        with empty_folder() as folder:
+            subprocess.run([sys.executable, str(demo)], cwd=folder, check=True, stdout=sys.stderr)
+        return 1
+
+    variants = {"quickstart": quickstart, "make": make}
+    samples = benchmark.compare(variants, rounds=rounds, warm_up=0)
+    trained = [cell for cell in benchmark.cells if cell["variant"] == "quickstart"]
+    for cell, report in zip(trained, reports, strict=True):
         cell |= {"test": report["test"], "train": report["train"], "run": report["run"]}
-    benchmark.summarize("seconds", common.Median.of(sample.wall_s for sample in samples))
+    for name, variant in (("seconds", "quickstart"), ("make_seconds", "make")):
+        benchmark.summarize(name, common.Median.of(sample.wall_s for sample in samples[variant]))
     for part, name in (
         ("train", "rows_per_s"),
         ("train", "hit_rate"),
@@ -52,11 +65,11 @@ def measure(benchmark: common.Benchmark, config: Path, *, rounds: int) -> None:
 def main() -> None:
     parser = common.argument_parser(__doc__)
     parser.add_argument(
-        "--rounds", type=int, help="number of runs of the command (default 5, quick 1)"
+        "--rounds", type=int, help="number of runs of each of the two (default 5, quick 1)"
     )
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
-    measure(benchmark, CONFIG, rounds=arguments.rounds or (1 if arguments.quick else 5))
+    measure(benchmark, CONFIG, DEMO, rounds=arguments.rounds or (1 if arguments.quick else 5))
     benchmark.write()
 
 
