@@ -19,6 +19,7 @@ from rowmill._extras import extra
 from rowmill.cli.alter import add_alter
 from rowmill.cli.importing import importing
 from rowmill.cli.load import add_loadtest
+from rowmill.cli.openmp import spin_briefly
 from rowmill.cli.plan import add_plan
 from rowmill.cli.serving import add_serve
 from rowmill.cli.storage import add_storage
@@ -378,6 +379,7 @@ def _flags(parsed: argparse.Namespace, section: str) -> dict[tuple[str, str], An
 
 
 def _train(parsed: argparse.Namespace) -> int:
+    spin_briefly()
     flags = {
         key: value for section in _TRAIN_SECTIONS for key, value in _flags(parsed, section).items()
     }
