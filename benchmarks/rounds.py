@@ -41,8 +41,8 @@ def run_rounds(
 ) -> None:
     """Run rounds, and record a cell for every variant in each.
 
-    The summary gets the number of rounds, whether the last ones are stationary, and the spread of each variant's rate,
-    under keys that begin with `name`.
+    The summary gets the number of rounds and whether the last ones are stationary, under keys that begin with `name`, and
+    the rate of each variant in the rounds that count.
 
     Args:
         benchmark: Receives cells and summary.
@@ -64,10 +64,8 @@ def run_rounds(
             print(f"{variant}, round {number}: {_rate(cell):,.0f}/s", file=sys.stderr, flush=True)
         number += 1
         last = {variant: cells[-patience.rounds :] for variant, cells in found.items()}
-        spreads = {
-            variant: common.Median.of(map(_rate, cells)).spread for variant, cells in last.items()
-        }
-        stationary = max(spreads.values()) <= patience.spread
+        rates = {variant: common.Median.of(map(_rate, cells)) for variant, cells in last.items()}
+        stationary = max(rate.spread for rate in rates.values()) <= patience.spread
         if number >= patience.rounds and (stationary or clock() >= end):
             break
     for cells in found.values():
@@ -75,8 +73,8 @@ def run_rounds(
             cell["counted"] = False
     benchmark.summary[f"{name}rounds_run"] = float(number)
     benchmark.summary[f"{name}stationary"] = float(stationary)
-    for variant, spread in spreads.items():
-        benchmark.summary[f"{variant}_rate_spread"] = spread
+    for variant, rate in rates.items():
+        benchmark.summarize(f"{variant}_rate", rate)
 
 
 def counted(benchmark: common.Benchmark, variant: str) -> list[Cell]:
