@@ -11,9 +11,13 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from benchmarks import common
-from benchmarks.out_of_core import criteo, generated
-from benchmarks.peer_loop import add_arguments, patience_of
+from rowmill.cli.openmp import spin_briefly
+
+spin_briefly()  # As `rowmill train` does. The next imports load torch.
+
+from benchmarks import common  # noqa: E402
+from benchmarks.out_of_core import criteo, generated  # noqa: E402
+from benchmarks.peer_loop import add_arguments, patience_of  # noqa: E402
 
 
 def main() -> None:
