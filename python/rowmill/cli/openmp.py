@@ -13,7 +13,7 @@ def spin_briefly() -> None:
 
     Call this before torch is imported: GNU OpenMP, which torch's wheels contain, reads the setting when it is loaded. By
     default it lets idle threads spin 30 times as long, on the cores that threads of the store need. With 2 threads on 2
-    cores, steps then took 1.1 to 1.2 times as long, out of core and in memory.
+    cores, a shorter wait made steps 1.1 to 1.2 times as fast, out of core and in memory.
     """
     if not _SETTINGS & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = _SPINS
