@@ -3,23 +3,17 @@
 use crate::read_plan::MERGED_BYTES_MAX;
 use crate::{AlignedBuffer, BLOCK_BYTES};
 
-/// Blocks per arena. 256 blocks are 1 MiB: a full queue of one-block reads, or 16 merged reads of the largest
-/// size.
-const BLOCKS: usize = 256;
-
-const WORDS: usize = BLOCKS / u64::BITS as usize;
-
-/// Bytes per arena.
-pub(crate) const ARENA_BYTES: usize = BLOCKS * BLOCK_BYTES;
+/// The number of blocks of an arena is a multiple of this: one word of its bitmap.
+pub(crate) const BLOCKS_STEP: usize = u64::BITS as usize;
 
 // A run lies within one word of the bitmap, so an empty arena always has room for the largest read.
-const _: () = assert!(MERGED_BYTES_MAX / BLOCK_BYTES <= u64::BITS as usize);
+const _: () = assert!(MERGED_BYTES_MAX / BLOCK_BYTES <= BLOCKS_STEP);
 
 /// Block-aligned memory with a bitmap of its free blocks.
 #[derive(Debug)]
 pub(crate) struct Arena {
     memory: AlignedBuffer,
-    free: [u64; WORDS],
+    free: Box<[u64]>,
 }
 
 /// The blocks of an arena that one read uses.
@@ -36,8 +30,11 @@ impl Region {
 }
 
 impl Arena {
-    pub(crate) fn new() -> Self {
-        Self { memory: AlignedBuffer::new(ARENA_BYTES), free: [u64::MAX; WORDS] }
+    /// An arena of `blocks`, a multiple of [`BLOCKS_STEP`].
+    pub(crate) fn new(blocks: usize) -> Self {
+        assert!(blocks.is_multiple_of(BLOCKS_STEP), "an arena of {blocks} blocks");
+        let free = vec![u64::MAX; blocks / BLOCKS_STEP].into_boxed_slice();
+        Self { memory: AlignedBuffer::new(blocks * BLOCK_BYTES), free }
     }
 
     /// Allocate `bytes` (whole blocks, at most [`MERGED_BYTES_MAX`]); `None` if no run of free blocks is long
@@ -68,7 +65,7 @@ impl Arena {
 
     /// Free all regions.
     pub(crate) fn clear(&mut self) {
-        self.free = [u64::MAX; WORDS];
+        self.free.fill(u64::MAX);
     }
 
     /// Address of the first byte of a region.
@@ -89,7 +86,7 @@ impl Arena {
 
     /// The whole arena, for registration with the kernel.
     pub(crate) fn as_iovec(&self) -> libc::iovec {
-        libc::iovec { iov_base: self.memory.start().cast(), iov_len: ARENA_BYTES }
+        libc::iovec { iov_base: self.memory.start().cast(), iov_len: self.memory.len() }
     }
 }
 
@@ -130,7 +127,7 @@ mod tests {
     #[test]
     fn allocations_never_overlap_and_can_all_be_freed() {
         let mut seeded = SplitMix64::new(2);
-        let mut arena = Arena::new();
+        let mut arena = Arena::new(2 * BLOCKS_STEP);
         let mut taken: Vec<(Region, u8)> = Vec::new();
         for step in 0..5000_u32 {
             let bytes = (1 + seeded.below(16) as usize) * BLOCK_BYTES;
@@ -154,6 +151,6 @@ mod tests {
         for (region, _) in taken {
             arena.give_back(region);
         }
-        assert_eq!(arena.free, [u64::MAX; WORDS]);
+        assert_eq!(*arena.free, [u64::MAX; 2]);
     }
 }

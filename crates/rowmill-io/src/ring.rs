@@ -15,17 +15,19 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use io_uring::{Builder, IoUring, opcode, squeue, types};
 
-use crate::arena::{ARENA_BYTES, Arena, Region};
+use crate::arena::{Arena, BLOCKS_STEP, Region};
 use crate::read_plan::{MERGED_BYTES_MAX, ReadPlan, Run};
 use crate::registered_files::{Presence, RegisteredFiles};
-use crate::{AlignedBuffer, Process, ReadResult, Span, pread};
+use crate::{AlignedBuffer, BLOCK_BYTES, Process, ReadResult, Span, pread};
 
-/// Most reads in flight: as many single-block reads as the arena holds. On a virtio disk with two busy
-/// processors, 128 gave 49 k random 4 KiB reads/s and 256 gave 61 k. On idle processors, either saturates the
-/// device.
-const QUEUE_DEPTH: usize = 256;
+/// Most reads that a ring has in flight. On a virtio disk with two busy processors, 128 gave 49 k random 4 KiB reads/s
+/// and 256 gave 61 k. On idle processors, either saturates the device.
+pub(crate) const DEPTH_MAX: usize = 256;
 
-/// Number of rings that are reading now. Together they keep at most [`QUEUE_DEPTH`] reads in flight. The
+/// Reads that the smallest ring has in flight, which suffice for a small batch.
+pub(crate) const DEPTH_MIN: usize = BLOCKS_STEP;
+
+/// Number of rings that are reading now. Together they keep at most [`DEPTH_MAX`] reads in flight. The
 /// queue of a device holds a limited number of requests (256 by default). A thread that submits one more sleeps
 /// inside the submission until there is room, which cost two threads 1.7 us of CPU per read.
 static READING: AtomicUsize = AtomicUsize::new(0);
@@ -44,8 +46,8 @@ const ENTER_TRIES: usize = 1000;
 /// Memory of both queues, in bytes: 256 entries of 64 bytes, 512 of 16 bytes, and the queue heads.
 const QUEUES_BYTES: usize = 32 * 1024;
 
-/// Memory of one ring, in bytes.
-pub(crate) const BYTES_PER_RING: usize = ARENA_BYTES + QUEUES_BYTES + ReadPlan::BYTES_MAX;
+/// Most memory of one ring, in bytes.
+pub(crate) const BYTES_PER_RING: usize = DEPTH_MAX * BLOCK_BYTES + QUEUES_BYTES + ReadPlan::BYTES_MAX;
 
 /// The file to read from.
 pub(crate) struct Source<'a> {
@@ -70,7 +72,7 @@ pub(crate) struct Ring {
 
 /// Reads in flight, indexed by the number that identifies each to the kernel.
 struct InFlight {
-    reads: Box<[(Run, Region); QUEUE_DEPTH]>,
+    reads: Box<[(Run, Region)]>,
     free: Vec<u16>,
 }
 
@@ -85,7 +87,7 @@ impl Reading {
 
     /// Most reads that each ring may have in flight.
     fn share() -> usize {
-        (QUEUE_DEPTH / READING.load(Relaxed).max(1)).max(SHARE_MIN)
+        (DEPTH_MAX / READING.load(Relaxed).max(1)).max(SHARE_MIN)
     }
 }
 
@@ -108,9 +110,10 @@ struct Batch<'a> {
 struct Drain<'a>(&'a mut Ring);
 
 impl Ring {
-    pub(crate) fn new() -> io::Result<Self> {
-        let (queues, flags) = build()?;
-        let arena = ManuallyDrop::new(Arena::new());
+    /// A ring with at most `depth` reads in flight, whose arena holds as many single blocks.
+    pub(crate) fn new(depth: usize) -> io::Result<Self> {
+        let (queues, flags) = build(depth)?;
+        let arena = ManuallyDrop::new(Arena::new(depth));
         // A limit on locked memory (ENOMEM) must not disable the ring: reads work without registered buffers.
         // SAFETY: the arena lives as long as the ring, or is leaked.
         let buffers_registered = unsafe { queues.submitter().register_buffers(&[arena.as_iovec()]) }.is_ok();
@@ -122,9 +125,14 @@ impl Ring {
             buffers_registered,
             files,
             plan: ReadPlan::default(),
-            in_flight: InFlight::new(),
+            in_flight: InFlight::new(depth),
             process: Process::current(),
         })
+    }
+
+    /// Most reads in flight.
+    pub(crate) fn depth(&self) -> usize {
+        self.in_flight.reads.len()
     }
 
     /// Whether the ring can take a batch. A forked child must not use its parent's queues, and a failed ring
@@ -141,7 +149,7 @@ impl Ring {
             (false, true) => "registered files",
             (false, false) => "nothing registered",
         };
-        format!("io_uring ({}, {registered}, {QUEUE_DEPTH} reads in flight)", self.flags)
+        format!("io_uring ({}, {registered}, {} reads in flight)", self.flags, self.depth())
     }
 
     /// [`crate::Device::read`] for a file. After an error, the ring is no longer usable, but every span was
@@ -244,7 +252,7 @@ impl Ring {
     fn finish_by_pread(&mut self, batch: &Batch<'_>, waiting: Option<Run>, deliver: Deliver<'_>) {
         let mut buffer = AlignedBuffer::new(MERGED_BYTES_MAX);
         let mut owed: Vec<Run> = waiting.into_iter().collect();
-        let numbers = (0..QUEUE_DEPTH as u16).filter(|number| !self.in_flight.free.contains(number));
+        let numbers = (0..self.depth() as u16).filter(|number| !self.in_flight.free.contains(number));
         owed.extend(numbers.map(|number| self.in_flight.reads[usize::from(number)].0));
         while let Some(run) = owed.pop().or_else(|| self.plan.next_run(batch.spans)) {
             for position in self.plan.positions(run) {
@@ -286,15 +294,15 @@ impl Drop for Drain<'_> {
 }
 
 impl InFlight {
-    fn new() -> Self {
+    fn new(depth: usize) -> Self {
         Self {
-            reads: Box::new([(Run::default(), Region::default()); QUEUE_DEPTH]),
-            free: (0..QUEUE_DEPTH as u16).rev().collect(),
+            reads: vec![(Run::default(), Region::default()); depth].into_boxed_slice(),
+            free: (0..depth as u16).rev().collect(),
         }
     }
 
     fn count(&self) -> usize {
-        QUEUE_DEPTH - self.free.len()
+        self.reads.len() - self.free.len()
     }
 }
 
@@ -335,7 +343,7 @@ impl Batch<'_> {
 }
 
 /// Create the best ring that the kernel supports.
-fn build() -> io::Result<(IoUring, &'static str)> {
+fn build(depth: usize) -> io::Result<(IoUring, &'static str)> {
     type Setup = fn(&mut Builder) -> &mut Builder;
     // Best first. With `DEFER_TASKRUN` (Linux 6.1), completions are processed only when this thread asks for
     // them. With `COOP_TASKRUN` (5.19), they do not interrupt it. Older kernels refuse unknown flags.
@@ -349,7 +357,7 @@ fn build() -> io::Result<(IoUring, &'static str)> {
     ];
     let mut refused = io::Error::from(ErrorKind::Unsupported);
     for (setup, flags) in setups {
-        match setup(&mut IoUring::builder()).build(QUEUE_DEPTH as u32) {
+        match setup(&mut IoUring::builder()).build(depth as u32) {
             Ok(ring) => return Ok((ring, flags)),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = error,
             Err(error) => return Err(error),
@@ -409,7 +417,7 @@ mod tests {
 
     /// A ring, or `None` if the kernel refuses one.
     fn ring() -> Option<Ring> {
-        Ring::new().inspect_err(|error| eprintln!("skipped: io_uring is refused: {error}")).ok()
+        Ring::new(DEPTH_MIN).inspect_err(|error| eprintln!("skipped: io_uring is refused: {error}")).ok()
     }
 
     #[test]

@@ -6,15 +6,15 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::file_device::BOUNCE_BYTES;
-use crate::ring::{Deliver, Ring, Source};
+use crate::ring::{DEPTH_MAX, DEPTH_MIN, Deliver, Ring, Source};
 use crate::{IoChoice, Span, pread, ring};
 
-/// Number of rings in this process.
-static RINGS: AtomicUsize = AtomicUsize::new(0);
+/// Sum of the depths of the rings in this process.
+static DEPTHS: AtomicUsize = AtomicUsize::new(0);
 
 enum ThreadRing {
     NotYet,
-    Ready(Box<Ring>, RingPermit),
+    Ready(Box<Ring>, Permit),
     /// The kernel refused a ring, or the ring has failed.
     Refused,
 }
@@ -26,7 +26,7 @@ thread_local! {
 /// How rings are set up on this machine, or why they are not available.
 pub(crate) fn support() -> Result<&'static str, &'static str> {
     static SUPPORT: OnceLock<Result<String, String>> = OnceLock::new();
-    let support = SUPPORT.get_or_init(|| match Ring::new() {
+    let support = SUPPORT.get_or_init(|| match Ring::new(DEPTH_MAX) {
         Ok(ring) => Ok(ring.describe()),
         Err(error) => Err(format!("io_uring is refused: {error}")),
     });
@@ -55,8 +55,11 @@ pub(crate) fn read(source: &Source<'_>, spans: &[Span], deliver: Deliver<'_>) ->
         {
             *thread_ring = ThreadRing::NotYet;
         }
-        if matches!(*thread_ring, ThreadRing::NotYet) {
-            *thread_ring = make();
+        let deep = spans.len() > DEPTH_MIN;
+        match &mut *thread_ring {
+            ThreadRing::NotYet => *thread_ring = make(deep),
+            ThreadRing::Ready(ring, permit) if deep && ring.depth() < DEPTH_MAX => deepen(ring, permit),
+            ThreadRing::Ready(..) | ThreadRing::Refused => {}
         }
         let ThreadRing::Ready(ring, _) = &mut *thread_ring else { return false };
         if ring.read(source, spans, deliver).is_err() {
@@ -67,39 +70,99 @@ pub(crate) fn read(source: &Source<'_>, spans: &[Span], deliver: Deliver<'_>) ->
     read.unwrap_or(false)
 }
 
-fn make() -> ThreadRing {
+/// A ring for this thread: a small one, unless its batches are large and this process may have another large one.
+fn make(deep: bool) -> ThreadRing {
     if support().is_err() {
         return ThreadRing::Refused;
     }
-    let Some(permit) = RingPermit::take() else { return ThreadRing::NotYet };
-    match Ring::new() {
+    let permit = deep.then(|| Permit::take(DEPTH_MAX)).flatten().or_else(|| Permit::take(DEPTH_MIN));
+    let Some(permit) = permit else { return ThreadRing::NotYet };
+    match Ring::new(permit.depth) {
         Ok(ring) => ThreadRing::Ready(Box::new(ring), permit),
         Err(_) => ThreadRing::Refused,
     }
 }
 
-/// The right to one of the rings that this process may have.
-struct RingPermit;
-
-impl RingPermit {
-    fn take() -> Option<Self> {
-        let permit = (RINGS.fetch_add(1, Ordering::Relaxed) < rings_max()).then(|| Self);
-        if permit.is_none() {
-            RINGS.fetch_sub(1, Ordering::Relaxed);
-        }
-        permit
+/// Replace a small ring by a large one, if this process may have another.
+fn deepen(ring: &mut Box<Ring>, permit: &mut Permit) {
+    if let Some(more) = Permit::take(DEPTH_MAX)
+        && let Ok(large) = Ring::new(DEPTH_MAX)
+    {
+        (**ring, *permit) = (large, more);
     }
 }
 
-impl Drop for RingPermit {
+/// The right to a part of the reads that the rings of this process may have in flight together.
+struct Permit {
+    depth: usize,
+}
+
+impl Permit {
+    fn take(depth: usize) -> Option<Self> {
+        let permit = Self { depth };
+        let before = DEPTHS.fetch_add(depth, Ordering::Relaxed);
+        (before + depth <= depths_max()).then_some(permit)
+    }
+}
+
+impl Drop for Permit {
     fn drop(&mut self) {
-        RINGS.fetch_sub(1, Ordering::Relaxed);
+        DEPTHS.fetch_sub(self.depth, Ordering::Relaxed);
     }
 }
 
-/// Most rings of this process: twice its processors, at least 16. More rings add memory but no speed; further
-/// threads use `pread`.
-fn rings_max() -> usize {
+/// Limit of [`DEPTHS`], which bounds the memory of rings: as many large rings as twice the processors, at least 16, or four
+/// times as many small ones. Further threads use `pread`.
+fn depths_max() -> usize {
     static MAX: OnceLock<usize> = OnceLock::new();
-    *MAX.get_or_init(|| 2 * std::thread::available_parallelism().map_or(1, NonZero::get).max(8))
+    let rings = || 2 * std::thread::available_parallelism().map_or(1, NonZero::get).max(8);
+    *MAX.get_or_init(|| DEPTH_MAX * rings())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+    use crate::{BLOCK_BYTES, DirectoryVolume, Volume};
+
+    /// The depth of this thread's ring.
+    fn depth() -> Option<usize> {
+        RING.with_borrow(|ring| match ring {
+            ThreadRing::Ready(ring, _) => Some(ring.depth()),
+            ThreadRing::NotYet | ThreadRing::Refused => None,
+        })
+    }
+
+    /// Rings were all large once, so that the seventeenth thread on a small machine read one block after the other.
+    #[test]
+    fn threads_with_small_batches_share_the_memory_of_rings() {
+        const THREADS: usize = 40;
+        let folder = tempfile::tempdir().unwrap();
+        let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
+        let device = volume.device("device", true).unwrap();
+        device.write(0, &vec![5; 2 * (DEPTH_MIN + 1) * BLOCK_BYTES]).unwrap();
+        let spans: Vec<Span> = (0..=DEPTH_MIN as u64)
+            .map(|number| Span { offset: 2 * number * BLOCK_BYTES as u64, bytes: BLOCK_BYTES })
+            .collect();
+        let read = |spans: &[Span]| device.read(spans, &mut |_, result| assert_eq!(result.unwrap()[0], 5));
+        if !volume.describe().starts_with("io_uring") {
+            eprintln!("skipped: {}", volume.describe());
+            return;
+        }
+        let all_read = Barrier::new(THREADS);
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    read(&spans[..DEPTH_MIN]);
+                    assert_eq!(depth(), Some(DEPTH_MIN));
+                    all_read.wait();
+                });
+            }
+        });
+        read(&spans);
+        assert_eq!(depth(), Some(DEPTH_MAX), "a large batch has a large ring");
+        read(&spans[..1]);
+        assert_eq!(depth(), Some(DEPTH_MAX));
+    }
 }
