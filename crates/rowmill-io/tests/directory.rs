@@ -125,6 +125,24 @@ fn a_file_truncated_inside_a_block_fails_only_there() {
 }
 
 #[test]
+fn a_large_discard_frees_its_span_and_nothing_else() {
+    use std::os::unix::fs::MetadataExt;
+    const MIB: usize = 1 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let volume = DirectoryVolume::open(folder.path(), IoChoice::Auto).unwrap();
+    let device = volume.device("device", true).unwrap();
+    device.write(0, &vec![7; 16 * MIB]).unwrap();
+    let allocated = || std::fs::metadata(folder.path().join("device")).unwrap().blocks() * 512;
+    let before = allocated();
+    device.discard(Span { offset: 2 * MIB as u64, bytes: 9 * MIB + BLOCK_BYTES }).unwrap();
+    assert!(allocated() + 9 * MIB as u64 <= before, "{} of {before} bytes", allocated());
+    let content = std::fs::read(folder.path().join("device")).unwrap();
+    let (freed, kept) = content[2 * MIB..].split_at(9 * MIB + BLOCK_BYTES);
+    assert!(content.len() == 16 * MIB && freed.iter().all(|byte| *byte == 0));
+    assert!(content[..2 * MIB].iter().chain(kept).all(|byte| *byte == 7));
+}
+
+#[test]
 fn the_read_method_is_reported_with_reason_and_memory() {
     let folder = tempfile::tempdir().unwrap();
     let pread = DirectoryVolume::open(folder.path(), IoChoice::Pread).unwrap().describe();
