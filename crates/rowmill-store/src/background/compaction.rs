@@ -20,12 +20,7 @@ pub(crate) fn start(groups: Groups, budget: Arc<Budget>, poison: Arc<Poison>) ->
         // A failed spill is reported by the next change of a row.
         let _ = balance(&groups, &budget);
         for group in groups {
-            // A failed write has poisoned the log, so every later write reports it. A damaged segment is not
-            // offered again.
-            let mut cleaned = true;
-            while cleaned && !stopping.is_due() {
-                cleaned = group.clean_one().unwrap_or(false);
-            }
+            while group.clean_turn() && !stopping.is_due() {}
         }
         true
     })

@@ -32,7 +32,7 @@ impl Store {
             Work::Clean if self.options.read_only => false,
             Work::Clean => {
                 let _ = balance(&groups, &self.budget);
-                groups.iter().fold(false, |any, group| group.clean_one().unwrap_or(false) | any)
+                groups.iter().fold(false, |any, group| group.clean_turn() | any)
             }
             Work::LookAhead => self.look_ahead_once(),
         })

@@ -14,6 +14,11 @@ const SPACE_MAX: f64 = 1.25;
 /// From this many times the live bytes on, calls that write rows clean segments themselves before they return. The
 /// cleaning thread alone falls behind when many threads write, or when it gets no processor time.
 const SPACE_BEHIND: f64 = 1.4;
+/// Most bytes of segments that a call cleans before it returns: 25 ms of work on a disk that a checkpoint keeps busy.
+const CLEANED_PER_CALL: usize = 4 << 20;
+/// Where a call changes many rows, most bytes that it cleans for each byte of them. In a log of 1.4 times the live bytes,
+/// about half of a victim's rows are dead, so cleaning two segments frees one.
+const CLEANED_PER_CHANGED: usize = 2;
 /// This many segments, and the size of the rows that are only in memory, are allowed on top, so that small
 /// stores are not cleaned.
 const SEGMENTS_SPARE: u64 = 4;
@@ -26,18 +31,24 @@ const SPACE_KEPT_BESIDE_VERSIONS: f64 = 1.3;
 /// When only row places are short, a segment is cleaned if at least 1/16 of its rows is dead.
 const FULL_SHARE: u64 = 16;
 impl Group {
-    /// Clean until the log is within [`SPACE_BEHIND`], if it has written a segment since the last check. The caller holds no
-    /// lock of the group.
-    pub(crate) fn clean_if_behind(&self) {
+    /// Clean until the log is within [`SPACE_BEHIND`], but at most a few MiB: the call that has changed `rows` rows waits
+    /// meanwhile. The next call goes on. The caller holds no lock of the group.
+    pub(crate) fn clean_if_behind(&self, rows: usize) {
         let log = &self.core.log;
         let written = log.counts().segments_written;
         // Most calls find no new segment. They only load, because a store to memory that all threads share is slow.
         if self.segments_checked.load(Relaxed) == written {
             return;
         }
-        self.segments_checked.store(written, Relaxed);
-        // Errors are reported by later calls, as for the cleaning thread.
-        while self.exceeds(SPACE_BEHIND) && self.clean_one().unwrap_or(false) {}
+        let geometry = log.geometry();
+        let bytes = CLEANED_PER_CALL.max(CLEANED_PER_CHANGED * rows * geometry.packed_row_bytes());
+        for _ in 0..bytes.div_ceil(geometry.place_bytes()) {
+            // Errors are reported by later calls, as for the cleaning thread.
+            if !self.exceeds(SPACE_BEHIND) || !self.clean_one().unwrap_or(false) {
+                self.segments_checked.store(written, Relaxed);
+                return;
+            }
+        }
     }
 
     /// Whether the segments of the log take more than `times` the live bytes, and the bytes allowed on top.
@@ -50,16 +61,24 @@ impl Group {
         space.used as f64 > allowed && space.used as f64 > allowed + self.bytes_in_memory_alone() as f64
     }
 
-    /// Clean one segment if space requires it. Returns whether one was cleaned. Unneeded free space is
-    /// returned to the file system.
+    /// One turn of a background thread: clean one segment if space requires it, and return unneeded free space to the
+    /// file system. Returns whether a segment was cleaned. Errors are reported by later calls: a failed write has
+    /// poisoned the log, and a damaged segment is not offered again.
+    pub(crate) fn clean_turn(&self) -> bool {
+        let cleaned = self.clean_one().unwrap_or(false);
+        // A checkpoint may have freed places meanwhile; cleaning takes long.
+        self.give_space_back();
+        cleaned
+    }
+
+    /// Clean one segment if space requires it. Returns whether one was cleaned.
     ///
     /// # Errors
     /// When the segment is damaged or its rows cannot be written.
-    pub(crate) fn clean_one(&self) -> Result<bool, StoreError> {
+    fn clean_one(&self) -> Result<bool, StoreError> {
         let log = &self.core.log;
         let enough_space = !self.exceeds(SPACE_MAX);
         if enough_space && self.core.has_places_for(0) {
-            self.give_space_back();
             return Ok(false);
         }
         let Some(victim) = log.victim() else { return Ok(false) };
@@ -71,8 +90,6 @@ impl Group {
             return Ok(false);
         }
         self.clean(victim)?;
-        // A checkpoint may have freed places meanwhile; cleaning takes long.
-        self.give_space_back();
         Ok(true)
     }
 
@@ -118,7 +135,8 @@ impl Group {
     }
 
     /// Return unneeded free space to the file system. Useful after a checkpoint, when pinned places have
-    /// become free.
+    /// become free. Calls of users leave it to the background threads and to the checkpoint: it takes 100 ms for some
+    /// hundred MiB.
     pub(crate) fn give_space_back(&self) {
         let log = &self.core.log;
         let space = log.space();

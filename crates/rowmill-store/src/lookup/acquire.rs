@@ -167,7 +167,6 @@ impl Group {
         }
         // A failed spill is reported by the next change of a row.
         let _ = self.shrink_if_over();
-        self.clean_if_behind();
         entered
     }
 

@@ -90,7 +90,7 @@ impl Group {
             self.tickets.gate.open();
         }
         result.and_then(|()| self.shrink_if_over())?;
-        self.clean_if_behind();
+        self.clean_if_behind(rows);
         Ok(())
     }
 

@@ -81,6 +81,37 @@ fn rows_changed_in_memory_do_not_trigger_cleaning() {
     assert_eq!(after.rows_compacted, before.rows_compacted);
 }
 
+/// Regression: a call cleaned until the log was small again. After a checkpoint this took hundreds of milliseconds.
+#[test]
+fn a_call_cleans_a_few_mebibytes_and_the_next_calls_go_on() {
+    let (store, table) = cleaned_in_turns(256, 8 << 20);
+    let all: Vec<u64> = (0..ROWS).collect();
+    let put = |ids: &[u64]| table.put(ids, &vec![1.0; ids.len() * 256], None).unwrap();
+    all.chunks(400).for_each(put);
+    store.checkpoint(&[]).unwrap();
+    let odd: Vec<u64> = (0..ROWS).filter(|id| id % 2 == 1).collect();
+    table.delete(&odd).unwrap();
+    store.checkpoint(&[]).unwrap();
+    let over_live = || {
+        let stats = store.stats();
+        stats.device_used_bytes as f64 / stats.device_live_bytes as f64
+    };
+    let behind = over_live();
+    let mut cleaned = 0;
+    for ids in all.chunks(800) {
+        let even: Vec<u64> = ids.iter().copied().filter(|id| id % 2 == 0).collect();
+        let before = store.stats().rows_compacted;
+        put(&even);
+        let now = store.stats().rows_compacted - before;
+        // 4 MiB of segments, of which half of the rows are dead.
+        assert!(now <= 4096, "a change of 400 KiB moved {now} rows");
+        cleaned += now;
+        store.checkpoint(&[]).unwrap();
+    }
+    let after = over_live();
+    assert!(behind > 1.8 && cleaned > 4096 && after < 1.45, "{behind} to {after}, {cleaned} rows moved");
+}
+
 /// A store with as few row places as a test can fill: 400 segments of 192 rows. Memory has room for about a
 /// thousand rows.
 fn short_of_places(volume: &MemoryVolume) -> (Arc<Store>, Table) {
