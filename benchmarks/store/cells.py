@@ -49,7 +49,7 @@ def cells(quick: bool) -> list[Cell]:
         Cell("cold_get_drift", "cold-get", wide, 512, quarter, drift),
         Cell("cold_rmw_uniform", "cold-rmw", wide, 512, quarter, two, peers=True),
         Cell("cold_rmw_zipf", "cold-rmw", wide, 512, quarter, zipf, peers=True),
-        Cell("space", "space", wide // 2, 512, quarter // 2, two, seconds=8),
+        Cell("space", "space", wide // 2, 512, quarter // 2, two, seconds=3),
         Cell(
             "checkpoint",
             "checkpoint",

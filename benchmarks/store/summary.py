@@ -96,12 +96,21 @@ def space(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:
         max(line["pinned_bytes"] for line in steady) / live
     )
     benchmark.summary[f"{cell.name}_write_amplification"] = steady[-1]["write_amplification"]
-    for line in lines:
-        if "beside" in line:
-            for figure in ("gets_per_s", "device_reads_per_s", "p50_ms", "p99_ms", "p999_ms"):
-                benchmark.summary[f"{cell.name}_get_beside_{line['beside']}_{figure}"] = line[
-                    figure
-                ]
+    waits = {
+        beside: [line for line in lines if line.get("beside") == beside]
+        for beside in ("probe", "nothing", "updates")
+    }
+    for beside, rounds in waits.items():
+        name = f"{cell.name}_get_beside_{beside}"
+        for figure in ("gets_per_s", "device_reads_per_s", "p50_ms", "p99_ms", "p999_ms"):
+            benchmark.summarize(f"{name}_{figure}", median(rounds, figure))
+        benchmark.summarize(
+            f"{name}_p99_over_probe",
+            common.Median.of(
+                own["p99_ms"] / limit["p99_ms"]
+                for own, limit in zip(rounds, waits["probe"], strict=True)
+            ),
+        )
 
 
 def checkpoint(benchmark: common.Benchmark, cell: Cell, lines: Lines) -> None:

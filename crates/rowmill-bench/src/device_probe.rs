@@ -5,6 +5,7 @@
 //! as many blocks as a call of the store misses is the limit of latencies.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -41,7 +42,7 @@ pub(crate) fn probe(settings: &Settings, folder: &Path, round: usize) -> Result<
 /// Read random blocks of a file for `seconds`, bypassing the page cache. Returns the number of blocks.
 ///
 /// # Errors
-/// The file is shorter than a block, or does not support direct reads.
+/// The file has no block with data, or does not support direct reads.
 pub(crate) fn read_blocks(path: &Path, seconds: f64, seed: u64) -> Result<u64, Failure> {
     let (file, blocks) = open_direct(path)?;
     let mut ring: IoUring = IoUring::builder()
@@ -64,7 +65,7 @@ pub(crate) fn read_blocks(path: &Path, seconds: f64, seed: u64) -> Result<u64, F
             for place in free.drain(..) {
                 let into = memory[place * BLOCK_BYTES..].as_mut_ptr();
                 let entry = opcode::ReadFixed::new(types::Fixed(0), into, BLOCK_BYTES as u32, 0)
-                    .offset(positions.below(blocks) * BLOCK_BYTES as u64)
+                    .offset(blocks.draw(&mut positions))
                     .build()
                     .user_data(place as u64);
                 // SAFETY: no other read uses this slot, and the memory outlives the ring.
@@ -89,7 +90,7 @@ pub(crate) fn read_blocks(path: &Path, seconds: f64, seed: u64) -> Result<u64, F
 /// Reads several random blocks of a file at once, bypassing the page cache, and waits for them.
 pub(crate) struct BlockReader {
     file: File,
-    blocks: u64,
+    blocks: DataBlocks,
     ring: IoUring,
     memory: AlignedBuffer,
     positions: Rng64,
@@ -99,7 +100,7 @@ impl BlockReader {
     /// A reader of up to `count` blocks at a time.
     ///
     /// # Errors
-    /// The file is shorter than a block, or does not support direct reads.
+    /// The file has no block with data, or does not support direct reads.
     pub(crate) fn open(path: &Path, count: usize, seed: u64) -> Result<Self, Failure> {
         let (file, blocks) = open_direct(path)?;
         Ok(Self {
@@ -120,7 +121,7 @@ impl BlockReader {
         for place in 0..count {
             let into = self.memory[place * BLOCK_BYTES..].as_mut_ptr();
             let entry = opcode::Read::new(types::Fd(self.file.as_raw_fd()), into, BLOCK_BYTES as u32)
-                .offset(self.positions.below(self.blocks) * BLOCK_BYTES as u64)
+                .offset(self.blocks.draw(&mut self.positions))
                 .build();
             // SAFETY: every read has a slot of its own, and all reads have completed when this returns: an
             // error while waiting ends the program.
@@ -135,12 +136,81 @@ impl BlockReader {
     }
 }
 
-/// Open a file for direct reads. Returns it with its number of blocks.
-fn open_direct(path: &Path) -> Result<(File, u64), Failure> {
+/// The blocks of a file that hold data. The file system answers reads of holes without the device.
+struct DataBlocks {
+    /// For each run of blocks: the number of blocks with data before it, and its first block.
+    runs: Vec<(u64, u64)>,
+    count: u64,
+}
+
+impl DataBlocks {
+    fn of(file: &File) -> io::Result<Self> {
+        let (mut runs, mut count, mut end) = (Vec::new(), 0, 0);
+        while let Some(start) = seek(file, end, libc::SEEK_DATA)? {
+            // Every file ends with a hole.
+            end = seek(file, start, libc::SEEK_HOLE)?.unwrap_or(start);
+            let (first, after) = (start.div_ceil(BLOCK_BYTES as u64), end / BLOCK_BYTES as u64);
+            if first < after {
+                runs.push((count, first));
+                count += after - first;
+            }
+        }
+        Ok(Self { runs, count })
+    }
+
+    /// Offset of a random block.
+    fn draw(&self, rng: &mut Rng64) -> u64 {
+        let number = rng.below(self.count);
+        let (before, first) = self.runs[self.runs.partition_point(|(before, _)| *before <= number) - 1];
+        (first + number - before) * BLOCK_BYTES as u64
+    }
+}
+
+/// The next data or hole at or after `offset`; `None` if only a hole follows.
+fn seek(file: &File, offset: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
+    // SAFETY: lseek accesses no memory of this process.
+    let found = unsafe { libc::lseek(file.as_raw_fd(), offset as libc::off_t, whence) };
+    if found >= 0 {
+        return Ok(Some(found as u64));
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() == Some(libc::ENXIO) { Ok(None) } else { Err(error) }
+}
+
+/// Open a file for direct reads. Returns it with its blocks.
+fn open_direct(path: &Path) -> Result<(File, DataBlocks), Failure> {
     let file = File::options().read(true).custom_flags(libc::O_DIRECT).open(path)?;
-    let blocks = file.metadata()?.len() / BLOCK_BYTES as u64;
-    if blocks == 0 {
-        return Err(format!("{} is shorter than a block of {BLOCK_BYTES} bytes", path.display()).into());
+    let blocks = DataBlocks::of(&file)?;
+    if blocks.count == 0 {
+        return Err(format!("{} has no block of {BLOCK_BYTES} bytes with data", path.display()).into());
     }
     Ok((file, blocks))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn blocks_are_drawn_from_data_and_not_from_holes() {
+        let file = tempfile::tempfile().unwrap();
+        for block in [0, 3, 4, 9] {
+            file.write_all_at(&[1; BLOCK_BYTES], block * BLOCK_BYTES as u64).unwrap();
+        }
+        file.set_len(100 * BLOCK_BYTES as u64).unwrap();
+        let blocks = DataBlocks::of(&file).unwrap();
+        let mut rng = Rng64::new(1);
+        let drawn: HashSet<u64> = (0..1000).map(|_| blocks.draw(&mut rng) / BLOCK_BYTES as u64).collect();
+        assert_eq!(drawn, HashSet::from([0, 3, 4, 9]));
+    }
+
+    #[test]
+    fn a_file_of_holes_is_refused() {
+        let named = tempfile::NamedTempFile::new().unwrap();
+        named.as_file().set_len(100 * BLOCK_BYTES as u64).unwrap();
+        assert!(open_direct(named.path()).is_err());
+    }
 }

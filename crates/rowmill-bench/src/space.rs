@@ -1,7 +1,7 @@
 //! How much device space a store uses while its rows are rewritten repeatedly, and how long gets wait
 //! meanwhile.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -45,6 +45,7 @@ struct Space {
 /// Latencies of gets, measured from when they were due.
 #[derive(Debug, Serialize)]
 struct Latency {
+    round: usize,
     /// Concurrent work; or `probe`, for reads of the device without the store.
     beside: &'static str,
     gets: usize,
@@ -56,7 +57,7 @@ struct Latency {
     max_ms: f64,
 }
 
-/// Rewrite rows, then measure gets: alone, and with concurrent updates.
+/// Rewrite rows, then measure gets in interleaved rounds: alone, and with concurrent updates.
 pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
     let folder = settings.folder.join("space");
     let (store, table) = stores::create(settings, &folder)?;
@@ -66,13 +67,14 @@ pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
     // No other work than the one printed must run while gets are measured.
     stores::settle(&store)?;
     let log = folder.join("group-0.log");
-    let device = read_blocks(&log, settings.seconds, 0)? as f64 / settings.seconds;
-    let load = Load::new(settings, &store, &table, log, device);
-    print(&load.probe());
-    for beside in ["nothing", "updates"] {
-        print(&load.gets(beside));
+    for round in 0..settings.rounds {
+        let device = read_blocks(&log, settings.seconds, settings.seed + round as u64)? as f64;
+        let load = Load::new(settings, &store, &table, &log, round, device / settings.seconds);
+        print(&load.probe());
+        for beside in ["nothing", "updates"] {
+            print(&load.gets(beside));
+        }
     }
-    drop(load);
     drop((store, table));
     std::fs::remove_dir_all(folder)?;
     Ok(())
@@ -133,18 +135,28 @@ struct Load<'a> {
     settings: &'a Settings,
     store: &'a Store,
     table: &'a Table,
-    log: PathBuf,
+    log: &'a Path,
+    round: usize,
     /// Fraction of the rows that are not in memory.
     misses: f64,
     arrivals: Arrivals,
 }
 
 impl<'a> Load<'a> {
-    fn new(settings: &'a Settings, store: &'a Store, table: &'a Table, log: PathBuf, device: f64) -> Self {
+    /// `device`: random reads that the device serves in a second.
+    fn new(
+        settings: &'a Settings,
+        store: &'a Store,
+        table: &'a Table,
+        log: &'a Path,
+        round: usize,
+        device: f64,
+    ) -> Self {
         let misses = 1.0 - store.stats().rows_resident as f64 / settings.rows as f64;
         let calls_per_s = LOAD * device / (GET_ROWS as f64 * misses);
-        let arrivals = Arrivals { per_s: calls_per_s, seconds: settings.seconds, seed: settings.seed };
-        Self { settings, store, table, log, misses, arrivals }
+        let seed = settings.seed + round as u64;
+        let arrivals = Arrivals { per_s: calls_per_s, seconds: settings.seconds, seed };
+        Self { settings, store, table, log, round, misses, arrivals }
     }
 
     /// The limit: blocks read by a raw `io_uring`, as many per call as a get misses rows.
@@ -154,8 +166,7 @@ impl<'a> Load<'a> {
         let waits = self.arrivals.run(|call| {
             let reader = idle.lock().expect("no caller panics").pop();
             let mut reader: BlockReader = reader.unwrap_or_else(|| {
-                BlockReader::open(&self.log, count, self.settings.seed + call as u64)
-                    .expect("it was read before")
+                BlockReader::open(self.log, count, self.seed_of(call)).expect("it was read before")
             });
             reader.read(count).expect("the disk works");
             idle.lock().expect("no caller panics").push(reader);
@@ -172,7 +183,7 @@ impl<'a> Load<'a> {
         let read = self.store.stats().device_blocks_read;
         let waits = self.arrivals.run(|call| {
             let mut ids = [0; GET_ROWS];
-            UniformIds::new(settings.rows, settings.seed + 1000 + call as u64).fill(&mut ids);
+            UniformIds::new(settings.rows, self.seed_of(call)).fill(&mut ids);
             let mut rows = vec![0.25; GET_ROWS * dim];
             // Every other call is an update, whose latency is not measured.
             if updates && call % 2 == 1 {
@@ -185,10 +196,16 @@ impl<'a> Load<'a> {
         self.latency(beside, waits, self.store.stats().device_blocks_read - read)
     }
 
+    /// A seed for the random numbers of one call.
+    fn seed_of(&self, call: usize) -> u64 {
+        self.settings.seed + 1000 + ((self.round as u64) << 32 | call as u64)
+    }
+
     fn latency(&self, beside: &'static str, mut waits: Vec<Duration>, reads: u64) -> Latency {
         waits.sort_unstable();
         let ms = |share| percentile(&waits, share).as_secs_f64() * 1e3;
         Latency {
+            round: self.round,
             beside,
             gets: waits.len(),
             gets_per_s: waits.len() as f64 / self.settings.seconds,
