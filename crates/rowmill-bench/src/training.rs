@@ -18,8 +18,13 @@ use crate::warm_up::warm_up;
 
 /// Gradient of a weight, as a fraction of the weight.
 pub(crate) const GRADIENT: f32 = 0.01;
-/// Steps announced ahead, as many as `rowmill train` announces.
-pub(crate) const LOOKAHEAD: usize = 60;
+/// Steps announced ahead: as `rowmill train` does, at most 60, and fewer if their ids would take more than 1/32 of the
+/// memory, but at least 4.
+pub(crate) fn lookahead_steps(settings: &Settings) -> usize {
+    let ids_of_step = settings.tables as usize * settings.batch;
+    (settings.memory as usize / 32 / (ids_of_step * size_of::<u64>())).clamp(4, 60)
+}
+
 /// Bits of the id in a peer's key. The table number is above them.
 const ID_BITS: u32 = 40;
 
@@ -136,7 +141,7 @@ impl Trainer {
         let mut rows = 0;
         let mut announced = 0;
         for step in 0..settings.steps {
-            while lookahead && announced < settings.steps.min(step + LOOKAHEAD) {
+            while lookahead && announced < settings.steps.min(step + lookahead_steps(settings)) {
                 if announced > step {
                     let ids = ids_of(batches.step(announced).0, settings.batch);
                     let ids: Vec<_> =

@@ -11,7 +11,7 @@ use crate::peer::step::step;
 use crate::peer::{Work, ahead_max, open};
 use crate::settings::{Failure, Settings};
 use crate::stores;
-use crate::training::{Batches, GRADIENT, LOOKAHEAD, key};
+use crate::training::{Batches, GRADIENT, key, lookahead_steps};
 use crate::workload::Workload;
 
 /// A peer's round has this many times fewer steps than the store's: at its rate, that is long enough.
@@ -124,7 +124,7 @@ pub(super) fn train(
     let mut rows = 0;
     let mut announced = 0;
     for number in 0..settings.steps {
-        while announced < settings.steps.min(number + LOOKAHEAD) {
+        while announced < settings.steps.min(number + lookahead_steps(settings)) {
             if announced > number {
                 ahead.announce(batches.step(announced).0, (announced - number + 1) as u64);
             }
