@@ -29,15 +29,14 @@ BEFORE_PROVENANCE = {
     change_feed click_models dlrm_scaling-large dlrm_shapes-large
     dlrm_shapes-mlperf dlrm_shapes-small exchange-2 exchange-4 exchange-dims
     peer_frameworks-gnn slow_links-100mbit slow_links-2x1gbit slow_links-4x1gbit
-    staleness_quality-quality staleness_quality-rate store-cold-get-zipf store-cold-rmw-zipf
-    store-memory-512 store-space-open store-training-lmdb
+    staleness_quality-quality staleness_quality-rate store-training-lmdb
     """,
     "the tree had uncommitted changes": """
     dlrm_shapes-mlperf-zen4 dlrm_shapes-small-zen4 dlrm_shapes embedding_step-dtypes
     exchange-2-ahead exchange-4-ahead exchange-operators
     gnn_out_of_core-quick gnn_out_of_core kge_out_of_core kge_quality out_of_core-generated
     peer_frameworks-kge-passive peer_frameworks-kge precision_quality store-cold-clocks
-    store-memory-full-busy store-memory store-space-checkpoint store-training-rocksdb
+    store-memory-full-busy store-memory store-training-rocksdb
     """,
     "names a commit, but neither trees nor ranges": """
     embedding_step exchange-2-ahead-4096 exchange-2-ahead-busy exchange-2-ahead-split-bf16
