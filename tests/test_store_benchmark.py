@@ -60,26 +60,27 @@ def test_the_cost_of_clocks_is_the_added_time() -> None:
 
 def test_space_counts_from_the_first_rewrite() -> None:
     look = {"index_bytes": 5_000, "pinned_bytes": 10_000, "write_amplification": 2.0}
+
+    def wait(beside: str, p99_ms: float) -> dict[str, Any]:
+        rates = {"gets_per_s": 1, "device_reads_per_s": 2}
+        return {"beside": beside, **rates, "p50_ms": 3, "p99_ms": p99_ms, "p999_ms": 50}
+
     figures = summarize(
         "space",
         [
             {"rewritten": 0.5, "log_bytes": 900_000, **look},
             {"rewritten": 1.0, "log_bytes": 145_000, **look},
             {"rewritten": 1.1, "log_bytes": 155_000, **look},
-            {
-                "beside": "updates",
-                "gets_per_s": 1,
-                "device_reads_per_s": 2,
-                "p50_ms": 3,
-                "p99_ms": 4,
-                "p999_ms": 5,
-            },
+            *(wait(beside, p99_ms) for p99_ms in (4, 8) for beside in ("probe", "nothing")),
+            *(wait("updates", p99_ms) for p99_ms in (4, 16)),
         ],
     )
     assert figures["x_over_live"] == pytest.approx(1.55)
     assert figures["x_over_live_max"] == pytest.approx(1.6)
     assert figures["x_pinned_over_live_max"] == pytest.approx(0.1)
-    assert figures["x_get_beside_updates_p99_ms"] == 4
+    assert figures["x_get_beside_updates_p99_ms"] == 10
+    assert figures["x_get_beside_updates_p99_over_probe"] == pytest.approx(1.5)
+    assert figures["x_get_beside_nothing_p99_over_probe"] == 1
 
 
 def test_the_stall_of_a_checkpoint_is_the_extra_time_of_its_slowest_step() -> None:
