@@ -36,7 +36,7 @@ BEFORE_PROVENANCE = {
     exchange-2-ahead exchange-4-ahead exchange-operators
     gnn_out_of_core-quick gnn_out_of_core kge_out_of_core kge_quality out_of_core-generated
     peer_frameworks-kge-passive peer_frameworks-kge precision_quality store-cold-clocks
-    store-memory-full-busy store-memory store-training-rocksdb
+    store-memory-full-busy store-memory
     """,
     "names a commit, but neither trees nor ranges": """
     embedding_step exchange-2-ahead-4096 exchange-2-ahead-busy exchange-2-ahead-split-bf16
