@@ -99,9 +99,9 @@ struct Permit {
 
 impl Permit {
     fn take(depth: usize) -> Option<Self> {
-        let permit = Self { depth };
-        let before = DEPTHS.fetch_add(depth, Ordering::Relaxed);
-        (before + depth <= depths_max()).then_some(permit)
+        let more = |sum| (sum + depth <= depths_max()).then_some(sum + depth);
+        let taken = DEPTHS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        taken.is_ok().then(|| Self { depth })
     }
 }
 
