@@ -119,8 +119,8 @@ class _Call:
 class EmbeddingCollection(StoredModule):
     """Pooled vectors of many features, concatenated.
 
-    Tables with equal dim, optimizer and initializer form a group. A group takes one call of the store
-    per forward and one per backward.
+    Tables with equal dim, dtype, optimizer and initializer that all have, or all lack, a stamp form a group. A group
+    takes one call of the store per forward and one per backward.
 
     Args:
         features: The features to pool.
