@@ -156,7 +156,7 @@ fn array_speed(memory: &Memory) {
     for dim in [16, 64, 128] {
         let rows = MEMORY_BYTES / 4 / dim;
         let firsts: Vec<RowPtr> = (0..SHARDS).map(|shard| memory.row(dim, shard * (rows / SHARDS))).collect();
-        let array = RowArray { firsts: &firsts, stride: 4 * dim };
+        let array = RowArray { firsts: &firsts, stride: 4 * dim, rows: rows as u64 };
         let mut out = vec![0.0; BAGS * dim * FEATURES];
         for length in [1, 20] {
             let offsets: Vec<i64> = (0..=BAGS).map(|bag| (bag * length) as i64).collect();
@@ -169,7 +169,9 @@ fn array_speed(memory: &Memory) {
                     let bag = IdBag { ids, offsets: &offsets, weights: None, padding, pooling };
                     let out = out[feature(batch)..].as_mut_ptr();
                     // SAFETY: all rows are in `memory`, and `out` has a line of all features per bag.
-                    unsafe { pool_array(&array, &bag, 0..BAGS, Dtype::F32, dim, out, FEATURES * dim) };
+                    let has_all =
+                        unsafe { pool_array(&array, &bag, 0..BAGS, Dtype::F32, dim, out, FEATURES * dim) };
+                    assert!(has_all);
                 });
             }
         }

@@ -1,6 +1,7 @@
 //! Accumulate: the backward of an embedding bag, which sums gradients of bags into gradients of unique rows.
 
 use std::ops::Range;
+use std::ptr::NonNull;
 
 use rowmill_rows::Pooling;
 
@@ -252,9 +253,12 @@ impl<const SCALED: bool, const APART: bool> Sums for Rows<'_, SCALED, APART> {
     }
 
     #[inline(always)]
-    unsafe fn term(&self, term: usize) -> *const f32 {
+    unsafe fn term(&self, term: usize) -> Option<NonNull<f32>> {
         // SAFETY: all starts lie inside `bags`, and every bag has a gradient.
-        unsafe { self.0.gradients.add(*self.0.order.bags.get_unchecked(term) as usize * self.0.stride) }
+        unsafe {
+            let bag = *self.0.order.bags.get_unchecked(term) as usize;
+            Some(NonNull::new_unchecked(self.0.gradients.add(bag * self.0.stride).cast_mut()))
+        }
     }
 
     #[inline(always)]

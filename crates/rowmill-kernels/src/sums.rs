@@ -2,6 +2,7 @@
 //! bags into gradients of rows) share this code.
 
 use std::ops::{Range, RangeInclusive};
+use std::ptr::NonNull;
 
 use crate::arch::{Vector, prefetch};
 use crate::float::Float;
@@ -29,8 +30,14 @@ pub(crate) trait Sums {
     fn len(&self) -> usize;
     /// The terms of sum `sum`.
     unsafe fn terms(&self, sum: usize) -> Range<usize>;
-    /// Address of term `term`; null for a term to skip.
-    unsafe fn term(&self, term: usize) -> *const f32;
+    /// Address of term `term`; none for a term to skip.
+    unsafe fn term(&self, term: usize) -> Option<NonNull<f32>>;
+    /// Address to prefetch for term `term`, which may be any.
+    #[inline(always)]
+    unsafe fn ahead(&self, term: usize) -> Option<*const f32> {
+        // SAFETY: the caller upholds the contract.
+        unsafe { self.term(term).map(|vector| vector.as_ptr().cast_const()) }
+    }
     /// `sum + factor * vector`, with the factor and the rounding of term `term`.
     unsafe fn add<V: Vector>(&self, sum: V, vector: V, term: usize) -> V;
     /// Divisor of the sum.
@@ -75,8 +82,7 @@ pub(crate) unsafe fn sum_all<V: Vector, S: Sums>(sums: &S, dim: usize) {
 #[inline(always)]
 unsafe fn prefetch_term<S: Sums>(sums: &S, term: usize, dim: usize) {
     // SAFETY: the caller upholds the contract.
-    let vector = unsafe { sums.term(term) };
-    if !vector.is_null() {
+    if let Some(vector) = unsafe { sums.ahead(term) } {
         prefetch(vector, S::Element::BYTES * dim);
     }
 }
@@ -174,10 +180,8 @@ unsafe fn block<V: Vector, S: Sums, const N: usize, const PREFETCH: bool>(
             if PREFETCH && term + distance < end {
                 prefetch_term(sums, term + distance, dim);
             }
-            let vector = sums.term(term);
-            if vector.is_null() {
-                continue;
-            }
+            let Some(vector) = sums.term(term) else { continue };
+            let vector = vector.as_ptr();
             for (n, register) in registers.iter_mut().enumerate() {
                 let weights = S::Element::load_up_to(vector, column + n * V::LANES, V::LANES);
                 *register = sums.add(*register, weights, term);
@@ -203,9 +207,8 @@ unsafe fn tail<V: Vector, S: Sums>(sums: &S, sum: usize, column: usize, count: u
     unsafe {
         let mut register = V::splat(0.0);
         for term in sums.terms(sum) {
-            let vector = sums.term(term);
-            if !vector.is_null() {
-                register = sums.add(register, S::Element::load_up_to(vector, column, count), term);
+            if let Some(vector) = sums.term(term) {
+                register = sums.add(register, S::Element::load_up_to(vector.as_ptr(), column, count), term);
             }
         }
         if S::DIVIDE {

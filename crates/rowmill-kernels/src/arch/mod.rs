@@ -203,8 +203,10 @@ pub(crate) fn prefetch(target: *const f32, bytes: usize) {
             for line in (0..bytes).step_by(LINE_BYTES) {
                 _mm_prefetch::<_MM_HINT_T0>(target.wrapping_add(line));
             }
-            // A row need not start on a cache line, so its last byte may be on one more line.
-            _mm_prefetch::<_MM_HINT_T0>(target.wrapping_add(bytes - 1));
+            // A row that does not start on a cache line may end on one more line.
+            if target.addr() % LINE_BYTES != 0 {
+                _mm_prefetch::<_MM_HINT_T0>(target.wrapping_add(bytes - 1));
+            }
         }
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]

@@ -69,7 +69,7 @@ proptest! {
         let firsts: Vec<RowPtr> = memory.iter().map(Vec::as_ptr).collect();
         let rows: Vec<RowPtr> =
             (0..bags.unique).map(|id| memory[id % shards][id / shards * stride..].as_ptr()).collect();
-        let array = RowArray { firsts: &firsts, stride: 4 * stride };
+        let array = RowArray { firsts: &firsts, stride: 4 * stride, rows: bags.unique as u64 };
         let Lookups { inverse, offsets, weights, pooling } = bags.lookups();
         let id = |&unique: &u32| if unique == SKIP { PADDING } else { u64::from(unique) };
         let ids: Vec<u64> = inverse.iter().map(id).collect();
@@ -81,12 +81,46 @@ proptest! {
             let mut expected = vec![0.0_f32; count * dim];
             let mut out = vec![0.0_f32; (count - skipped) * dim];
             // SAFETY: rows have `dim` floats, and there is room for every bag.
-            unsafe {
+            let has_all = unsafe {
                 pool_with(set, &rows, &bags.lookups(), Dtype::F32, dim, expected.as_mut_ptr(), dim);
-                pool_array_with(set, &array, &bag, skipped..count, Dtype::F32, dim, out.as_mut_ptr(), dim);
-            }
+                pool_array_with(set, &array, &bag, skipped..count, Dtype::F32, dim, out.as_mut_ptr(), dim)
+            };
+            prop_assert!(has_all);
             prop_assert_eq!(bits(&out), bits(&expected[skipped * dim..]), "{} dim {}", set, dim);
         }
+    }
+}
+
+/// Ids without a row are found, wherever they are, and nothing beyond the array is read.
+#[test]
+fn an_array_tells_of_ids_beyond_its_rows() {
+    const ROWS: u64 = 6;
+    let memory = [vec![1.0_f32; 3 * 16], vec![2.0; 3 * 16]];
+    let firsts: Vec<RowPtr> = memory.iter().map(Vec::as_ptr).collect();
+    let array = RowArray { firsts: &firsts, stride: 64, rows: ROWS };
+    let offsets = [0, 40, 40, 80];
+    for set in InstructionSet::available() {
+        let pool_ids = |ids: &[u64], padding| {
+            let bag = IdBag { ids, offsets: &offsets, weights: None, padding, pooling: Pooling::Sum };
+            let mut out = [0.0_f32; 3 * 16];
+            // SAFETY: the array has 6 rows of 16 floats, and there is room for three bags.
+            let has_all =
+                unsafe { pool_array_with(set, &array, &bag, 0..3, Dtype::F32, 16, out.as_mut_ptr(), 16) };
+            (has_all, out[0], out[2 * 16 + 15])
+        };
+        let ids: Vec<u64> = (0..80).map(|lookup| lookup % ROWS).collect();
+        assert_eq!(pool_ids(&ids, None), (true, 60.0, 60.0));
+        for position in [0, 39, 40, 79] {
+            for beyond in [ROWS, u64::MAX] {
+                let mut ids = ids.clone();
+                ids[position] = beyond;
+                assert!(!pool_ids(&ids, None).0, "{set} id {beyond} at {position}");
+                assert!(!pool_ids(&ids, Some(3)).0, "{set} id {beyond} at {position}");
+                assert!(pool_ids(&ids, Some(beyond)).0, "{set} padding {beyond} at {position}");
+            }
+        }
+        // The padding id has a row, which is not pooled.
+        assert_eq!(pool_ids(&ids, Some(1)), (true, 46.0, 46.0));
     }
 }
 

@@ -101,18 +101,20 @@ impl Group {
     fn pool_resident(&self, matrix: &Matrix<'_>, hold: &Piece) -> Piece {
         let Some(all) = self.try_read_all() else { return hold.clone() };
         let (table, bag) = &matrix.bags[hold.column];
-        if let Some(firsts) = rows_in_order(&self.core, &all, table)
-            && are_in_range(table, bag, &hold.bags)
+        if let IdRange::Dense { rows } = table.spec.ids
+            && let Some(firsts) = rows_in_order(&self.core, &all, table)
         {
-            let array = RowArray { firsts: &firsts, stride: self.core.layout.stride };
+            let array = RowArray { firsts: &firsts, stride: self.core.layout.stride, rows };
             // SAFETY: every id of the table's range has a row at this address, which the read locks keep in
             // place and unwritten. `out` has room for the feature's last bag (checked), and no two pieces
             // write the same floats.
-            unsafe {
+            let has_all = unsafe {
                 let out = matrix.first_of(hold);
-                out.pool_array(&array, bag, hold.bags.clone(), &self.core.layout, matrix.row_stride);
-            }
-            return Piece { column: hold.column, bags: hold.bags.end..hold.bags.end };
+                out.pool_array(&array, bag, hold.bags.clone(), &self.core.layout, matrix.row_stride)
+            };
+            // An id outside the range becomes an error where the ids are checked.
+            let begin = if has_all { hold.bags.end } else { hold.bags.start };
+            return Piece { column: hold.column, bags: begin..hold.bags.end };
         }
         let piece_ids = (PIECE_BYTES / self.core.layout.stride).max(1) as i64;
         // The padding id has no row and must not be looked up.
@@ -222,16 +224,4 @@ fn pieces(bag: &IdBag<'_>, bags: Range<usize>, ids_max: i64) -> Vec<Range<usize>
 /// The range of ids of some bags.
 fn ids_of(bag: &IdBag<'_>, bags: &Range<usize>) -> Range<usize> {
     bag.offsets[bags.start] as usize..bag.offsets[bags.end] as usize
-}
-
-/// Whether the ids of some bags, except padding, are in the table's range.
-fn are_in_range(table: &TableState, bag: &IdBag<'_>, bags: &Range<usize>) -> bool {
-    let IdRange::Dense { rows } = table.spec.ids else { return true };
-    let ids = &bag.ids[ids_of(bag, bags)];
-    // The loop never exits early, so that it vectorizes.
-    let largest = match bag.padding {
-        None => ids.iter().fold(0, |largest, &id| largest.max(id)),
-        Some(padding) => ids.iter().fold(0, |largest, &id| largest.max(if id == padding { 0 } else { id })),
-    };
-    largest < rows
 }

@@ -72,7 +72,8 @@ impl Out {
         }
     }
 
-    /// Pool some bags of rows that lie as in an array, to the memory from this pointer on.
+    /// Pool some bags of rows that lie as in an array, to the memory from this pointer on. Returns whether the array has
+    /// all rows.
     ///
     /// # Safety
     /// As for [`pool_array`].
@@ -83,7 +84,7 @@ impl Out {
         bags: Range<usize>,
         layout: &RowLayout,
         row_stride: usize,
-    ) {
+    ) -> bool {
         let &RowLayout { dim, dtype, .. } = layout;
         // SAFETY: by the contract of this function.
         unsafe {
