@@ -52,7 +52,7 @@ pub use interaction::{Interaction, interact, interact_backward, interact_backwar
 pub use lookups::{Lookups, RowPtr, SKIP};
 pub use neighbours::{Draw, Sample, SampleKey, SampledLayer, sample_neighbours};
 pub use optimizer::{RowUpdater, Update};
-pub use pool::{RowArray, pool, pool_array, pool_array_with, pool_with};
+pub use pool::{RowArray, RowBags, pool, pool_array, pool_array_with, pool_rows, pool_rows_with, pool_with};
 pub use rank_sort::{Owner, RankScratch, combine, rank_sort};
 pub use recover::{RecoveredFeature, Recovery, recover, recover_backward, weights_backward};
 pub use rounding::{Rounding, RoundingKey};

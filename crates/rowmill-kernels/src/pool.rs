@@ -58,6 +58,67 @@ pub unsafe fn pool_with<T: Float>(
     unsafe { pool.run_with(set, dtype) }
 }
 
+/// Bags of rows: bag `b` pools `rows[offsets[b]..offsets[b + 1]]`.
+#[derive(Clone, Copy, Debug)]
+pub struct RowBags<'a> {
+    /// The row of each lookup; null for padding.
+    pub rows: &'a [RowPtr],
+    /// `B + 1` non-decreasing positions in `rows`.
+    pub offsets: &'a [i64],
+    /// One factor per lookup; only for sum pooling.
+    pub weights: Option<&'a [f32]>,
+    /// How a bag is pooled into one vector.
+    pub pooling: Pooling,
+}
+
+/// [`pool`] with one address per lookup.
+///
+/// # Panics
+/// If an offset exceeds the number of rows.
+///
+/// # Safety
+/// As for [`pool`].
+pub unsafe fn pool_rows<T: Float>(
+    bags: &RowBags<'_>,
+    dtype: Dtype,
+    dim: usize,
+    out: *mut T,
+    out_stride: usize,
+) {
+    // SAFETY: the caller upholds the contract.
+    unsafe { pool_rows_with(InstructionSet::best(), bags, dtype, dim, out, out_stride) }
+}
+
+/// [`pool_rows`] with a chosen instruction set.
+///
+/// # Panics
+/// As [`pool_rows`].
+///
+/// # Safety
+/// As for [`pool_rows`].
+pub unsafe fn pool_rows_with<T: Float>(
+    set: InstructionSet,
+    bags: &RowBags<'_>,
+    dtype: Dtype,
+    dim: usize,
+    out: *mut T,
+    out_stride: usize,
+) {
+    let &RowBags { rows, offsets, weights, pooling } = bags;
+    assert_shape(rows.len(), offsets, weights);
+    let pool = Pool { rows: InTurn { rows }, offsets, weights, pooling, dim, out, out_stride };
+    // SAFETY: the caller upholds the contract.
+    unsafe { pool.run_with(set, dtype) }
+}
+
+/// Assert that offsets are within the lookups, of which each has a weight.
+fn assert_shape(lookups: usize, offsets: &[i64], weights: Option<&[f32]>) {
+    if let (Some(&first), Some(&last)) = (offsets.first(), offsets.last()) {
+        assert!(first >= 0 && last as usize <= lookups, "offsets must be within the lookups");
+    }
+    assert!(weights.is_none_or(|weights| weights.len() == lookups), "weights must have one entry per lookup");
+}
+
 /// The rows of a table that are stored in the order of their ids, distributed over shards: row `id` is number
 /// `id / shards` of shard `id % shards`.
 #[derive(Clone, Copy, Debug)]
@@ -133,14 +194,7 @@ pub unsafe fn pool_array_with<T: Float>(
     let &IdBag { ids, offsets, weights, padding, pooling } = bag;
     let offsets = &offsets[bags.start..=bags.end];
     assert!(array.firsts.len().is_power_of_two(), "{} shards", array.firsts.len());
-    assert!(
-        offsets[0] >= 0 && offsets[offsets.len() - 1] as usize <= ids.len(),
-        "offsets must be within the ids"
-    );
-    assert!(
-        weights.is_none_or(|weights| weights.len() == ids.len()),
-        "weights must have one entry per lookup"
-    );
+    assert_shape(ids.len(), offsets, weights);
     let missed = Cell::new(false);
     let rows = InOrder { array: *array, ids, padding, skipped: padding.unwrap_or(u64::MAX), missed: &missed };
     let pool = Pool { rows, offsets, weights, pooling, dim, out, out_stride };
@@ -196,6 +250,31 @@ impl Rows for Listed<'_> {
     #[inline(always)]
     fn count(&self, lookups: Range<usize>) -> usize {
         self.inverse[lookups].iter().filter(|&&unique| unique != SKIP).count()
+    }
+}
+
+/// One row per lookup, null for padding.
+#[derive(Clone, Copy)]
+struct InTurn<'a> {
+    rows: &'a [RowPtr],
+}
+
+impl Rows for InTurn<'_> {
+    #[inline(always)]
+    unsafe fn row(&self, lookup: usize) -> Option<NonNull<f32>> {
+        // SAFETY: the caller upholds the contract.
+        NonNull::new(unsafe { self.rows.get_unchecked(lookup) }.cast_mut())
+    }
+
+    #[inline(always)]
+    unsafe fn ahead(&self, lookup: usize) -> Option<RowPtr> {
+        // SAFETY: the caller upholds the contract.
+        unsafe { self.row(lookup).map(|row| row.as_ptr().cast_const()) }
+    }
+
+    #[inline(always)]
+    fn count(&self, lookups: Range<usize>) -> usize {
+        self.rows[lookups].iter().filter(|row| !row.is_null()).count()
     }
 }
 

@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 use rowmill_kernels::{
-    InstructionSet, Lookups, RowArray, RowPtr, SKIP, narrow, pool, pool_array_with, pool_with,
+    InstructionSet, Lookups, RowArray, RowBags, RowPtr, SKIP, narrow, pool, pool_array_with, pool_rows_with,
+    pool_with,
 };
 use rowmill_rows::{Dtype, IdBag, Pooling};
 
@@ -43,6 +44,15 @@ proptest! {
             let mut out = before.clone();
             // SAFETY: indices are below `unique`, rows have `dim` floats, `out` a stride per bag.
             unsafe { pool_with(set, &pointers, &bags.lookups(), Dtype::F32, dim, out.as_mut_ptr(), stride) };
+            prop_assert_eq!(bits(&out), bits(&expected), "{} dim {}", set, dim);
+            // With one address per lookup.
+            let Lookups { inverse, offsets, weights, pooling } = bags.lookups();
+            let row = |&unique: &u32| if unique == SKIP { std::ptr::null() } else { pointers[unique as usize] };
+            let in_turn: Vec<RowPtr> = inverse.iter().map(row).collect();
+            let row_bags = RowBags { rows: &in_turn, offsets, weights, pooling };
+            out.copy_from_slice(&before);
+            // SAFETY: as above: rows have `dim` floats, `out` a stride per bag.
+            unsafe { pool_rows_with(set, &row_bags, Dtype::F32, dim, out.as_mut_ptr(), stride) };
             prop_assert_eq!(bits(&out), bits(&expected), "{} dim {}", set, dim);
             // As bfloat16: the same, rounded. Numbers between the vectors of bags do not change.
             let mut halves = vec![0x1234; before.len()];

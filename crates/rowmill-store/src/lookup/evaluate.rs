@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use rowmill_kernels::{Lookups, RowArray, RowPtr, SKIP};
+use rowmill_kernels::{RowArray, RowBags, RowPtr};
 use rowmill_rows::{IdBag, IdRange};
 
 use super::out::{Out, Pooled};
@@ -31,8 +31,6 @@ struct Matrix<'a> {
     row_stride: usize,
     /// Whether the read belongs to a step.
     in_step: bool,
-    /// `0, 1, 2, ...`: without deduplication, rows are numbered by lookup.
-    positions: Vec<u32>,
 }
 
 impl Matrix<'_> {
@@ -80,8 +78,6 @@ impl Group {
                 pieces(bag, 0..bag.len(), HOLD_IDS).into_iter().map(move |bags| Piece { column, bags })
             })
             .collect();
-        let longest = holds.iter().map(|hold| ids_of(&bags[hold.column].1, &hold.bags).len()).max();
-        let positions = (0..longest.unwrap_or(0) as u32).collect();
         let dim = self.core.layout.dim;
         let matrix = Matrix {
             bags,
@@ -89,7 +85,6 @@ impl Group {
             firsts: placement.firsts(bags.iter().map(|(_, bag)| bag.len()), dim),
             row_stride: placement.stride(dim),
             in_step: step.is_some(),
-            positions,
         };
         self.workers.try_for_each(lookups, holds.len(), |number| {
             let rest = self.pool_resident(&matrix, &holds[number]);
@@ -140,7 +135,7 @@ impl Group {
         Piece { column: hold.column, bags: hold.bags.end..hold.bags.end }
     }
 
-    /// Write the addresses of rows by lookup. Entries of padding are not written.
+    /// Write the addresses of rows by lookup. Entries of padding are not written: they stay null.
     fn find_resident(
         &self,
         mut all: &AllShards<'_>,
@@ -165,27 +160,19 @@ impl Group {
     /// Pool the bags of one piece.
     ///
     /// # Safety
-    /// `rows` holds the addresses of the rows of their ids, in this order; entries of padding are unused.
+    /// `rows` holds the addresses of the rows of their ids, in this order; null for padding.
     unsafe fn pool_found(&self, matrix: &Matrix<'_>, piece: &Piece, rows: &[RowPtr]) {
         let bag = &matrix.bags[piece.column].1;
         let ids = ids_of(bag, &piece.bags);
         let offsets = &bag.offsets[piece.bags.start..=piece.bags.end];
         let offsets: Vec<i64> = offsets.iter().map(|&at| at - ids.start as i64).collect();
-        let skipping: Vec<u32>;
-        let inverse = if let Some(padding) = bag.padding {
-            let position = |(position, &id)| if id == padding { SKIP } else { position };
-            skipping = (0..).zip(&bag.ids[ids.clone()]).map(position).collect();
-            &skipping
-        } else {
-            &matrix.positions[..ids.len()]
-        };
         let weights = bag.weights.map(|weights| &weights[ids]);
-        let lookups = Lookups { inverse, offsets: &offsets, weights, pooling: bag.pooling };
-        // SAFETY: by the contract of this function, for rows that are not skipped; offsets were validated;
-        // `out` has room for the feature's last bag (checked), and no two pieces write the same floats.
+        let bags = RowBags { rows, offsets: &offsets, weights, pooling: bag.pooling };
+        // SAFETY: by the contract of this function; offsets were validated; `out` has room for the feature's last
+        // bag (checked), and no two pieces write the same floats.
         unsafe {
             let out = matrix.first_of(piece);
-            out.pool(rows, &lookups, &self.core.layout, matrix.row_stride);
+            out.pool_rows(&bags, &self.core.layout, matrix.row_stride);
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use rowmill_kernels::{Lookups, RowArray, RowPtr, pool, pool_array};
+use rowmill_kernels::{Lookups, RowArray, RowBags, RowPtr, pool, pool_array, pool_rows};
 use rowmill_rows::{IdBag, RowLayout};
 
 /// Element type of pooled vectors: `f32`, or `u16` for the bits of bfloat16, to which sums are rounded.
@@ -68,6 +68,21 @@ impl Out {
             match self {
                 Self::F32(out) => pool(rows, lookups, dtype, dim, out, row_stride),
                 Self::Bf16(out) => pool(rows, lookups, dtype, dim, out, row_stride),
+            }
+        }
+    }
+
+    /// Pool bags of rows to the memory from this pointer on.
+    ///
+    /// # Safety
+    /// As for [`pool_rows`].
+    pub(crate) unsafe fn pool_rows(self, bags: &RowBags<'_>, layout: &RowLayout, row_stride: usize) {
+        let &RowLayout { dim, dtype, .. } = layout;
+        // SAFETY: by the contract of this function.
+        unsafe {
+            match self {
+                Self::F32(out) => pool_rows(bags, dtype, dim, out, row_stride),
+                Self::Bf16(out) => pool_rows(bags, dtype, dim, out, row_stride),
             }
         }
     }
