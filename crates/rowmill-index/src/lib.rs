@@ -23,6 +23,7 @@ mod hash_index;
 mod location;
 mod mmap_array;
 mod prefetch;
+mod segment;
 mod shard;
 mod table_index;
 

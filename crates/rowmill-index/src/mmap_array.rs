@@ -12,10 +12,14 @@ use std::ptr::{NonNull, null_mut};
 use std::slice;
 use std::sync::atomic::{AtomicU8, AtomicU32};
 
+use super::segment;
+
 /// Smallest unit the kernel hands out.
 pub(crate) const PAGE_BYTES: usize = 4096;
 /// Size and alignment of a huge page. Random lookups run 1.3-1.9x faster with them, because they miss the TLB less.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// Arrays of at least this size share huge pages. Smaller ones would fill a small budget with huge pages.
+const SHARED_MIN: usize = 128 << 10;
 /// Reserved arrays that are expected to grow to this size use huge pages. They must not round up a small budget.
 const HUGE_RESERVE_MIN: usize = 32 << 20;
 
@@ -48,7 +52,8 @@ unsafe impl<T: Zeroed + Send> Send for MmapArray<T> {}
 unsafe impl<T: Zeroed + Sync> Sync for MmapArray<T> {}
 
 impl<T: Zeroed> MmapArray<T> {
-    /// An array of `len` zeros, in huge pages if it is as large as one. No memory is taken for `len` 0.
+    /// An array of `len` zeros. It has huge pages if it is as large as one, and parts of huge pages from
+    /// [`SHARED_MIN`] on. No memory is taken for `len` 0.
     ///
     /// Running out of address space ends the process as any failed allocation does; budgets are
     /// checked before this is called.
@@ -57,9 +62,15 @@ impl<T: Zeroed> MmapArray<T> {
     /// When the array is larger than the address space.
     pub fn new(len: usize) -> Self {
         let bytes = Self::bytes_for(len);
-        Self::mapped(len, bytes, bytes >= HUGE_PAGE_BYTES).unwrap_or_else(|_| {
+        let start = match bytes {
+            0 => return Self::empty(len),
+            SHARED_MIN..HUGE_PAGE_BYTES => segment::take(bytes),
+            _ => map_zeroed(bytes, bytes >= HUGE_PAGE_BYTES),
+        };
+        let start = start.unwrap_or_else(|_| {
             handle_alloc_error(Layout::from_size_align(bytes, PAGE_BYTES).expect("page-aligned size"))
-        })
+        });
+        Self { start: start.cast(), len, bytes, owns: PhantomData }
     }
 
     /// Reserve address space for `len` values; `expected_bytes` of them decide about huge pages.
@@ -69,12 +80,17 @@ impl<T: Zeroed> MmapArray<T> {
     pub fn reserve(len: usize, expected_bytes: usize) -> io::Result<Self> {
         let bytes =
             len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_next_multiple_of(PAGE_BYTES));
-        Self::mapped(len, bytes.ok_or(io::ErrorKind::OutOfMemory)?, expected_bytes >= HUGE_RESERVE_MIN)
+        let bytes = bytes.ok_or(io::ErrorKind::OutOfMemory)?;
+        if bytes == 0 {
+            return Ok(Self::empty(len));
+        }
+        let start = map_zeroed(bytes, expected_bytes >= HUGE_RESERVE_MIN)?;
+        Ok(Self { start: start.cast(), len, bytes, owns: PhantomData })
     }
 
-    fn mapped(len: usize, bytes: usize, huge: bool) -> io::Result<Self> {
-        let start = if bytes == 0 { NonNull::dangling() } else { map_zeroed(bytes, huge)?.cast() };
-        Ok(Self { start, len, bytes, owns: PhantomData })
+    /// An array without memory.
+    fn empty(len: usize) -> Self {
+        Self { start: NonNull::dangling(), len, bytes: 0, owns: PhantomData }
     }
 
     /// Address of value `index`. It may be dereferenced only if `index` is below the length.
@@ -164,7 +180,7 @@ impl<T: Zeroed> Drop for MmapArray<T> {
 ///
 /// Mappings lie side by side. The first values of one that is not aligned would take a huge page that is mostly its
 /// neighbour's, and the budget does not cover it.
-fn map_zeroed(bytes: usize, huge: bool) -> io::Result<NonNull<u8>> {
+pub(super) fn map_zeroed(bytes: usize, huge: bool) -> io::Result<NonNull<u8>> {
     let mapped_bytes = if huge { bytes.saturating_add(HUGE_PAGE_BYTES) } else { bytes };
     // SAFETY: an anonymous private mapping at an address the kernel chooses touches nothing of ours.
     let mapped = unsafe {
@@ -201,7 +217,7 @@ fn map_zeroed(bytes: usize, huge: bool) -> io::Result<NonNull<u8>> {
 }
 
 /// Unmap whole pages of ours that nothing refers to.
-fn unmap(start: *mut u8, bytes: usize) {
+pub(super) fn unmap(start: *mut u8, bytes: usize) {
     // SAFETY: callers pass a part of a mapping made by `map_zeroed` that is no longer used.
     let result = unsafe { libc::munmap(start.cast(), bytes) };
     debug_assert_eq!(result, 0, "unmapping pages of our own cannot fail");
