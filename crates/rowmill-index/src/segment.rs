@@ -6,7 +6,7 @@
 
 use std::io;
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::mmap_array::{map_zeroed, unmap};
 
@@ -26,7 +26,8 @@ unsafe impl Send for Rest {}
 
 /// Take zeros of a segment. The caller unmaps them.
 ///
-/// At most one huge page is in memory to which no array lays claim yet.
+/// At most one huge page is in memory to which no array lays claim yet. Never waits: while another thread takes a part,
+/// and always in a process that was forked at such a moment, the zeros are a mapping of their own.
 ///
 /// # Errors
 /// The operating system's error when address space is refused.
@@ -35,7 +36,7 @@ unsafe impl Send for Rest {}
 /// When `bytes` are not whole pages, or more than a segment has.
 pub(super) fn take(bytes: usize) -> io::Result<NonNull<u8>> {
     assert!(bytes.is_multiple_of(super::mmap_array::PAGE_BYTES) && bytes <= SEGMENT_BYTES);
-    let mut rest = REST.lock().unwrap_or_else(PoisonError::into_inner);
+    let Ok(mut rest) = REST.try_lock() else { return map_zeroed(bytes, false) };
     if rest.bytes < bytes {
         let segment = Rest { start: map_zeroed(SEGMENT_BYTES, true)?, bytes: SEGMENT_BYTES };
         let old = std::mem::replace(&mut *rest, segment);
@@ -74,5 +75,14 @@ mod tests {
             assert_eq!([bytes[0], bytes[BYTES / 2], bytes[BYTES - 1]], [number; 3]);
             unmap(bytes.as_mut_ptr(), BYTES);
         }
+    }
+
+    /// A process that was forked while another thread held the lock must not wait for it.
+    #[test]
+    fn a_held_lock_holds_nobody_up() {
+        let held = REST.lock().unwrap();
+        let apart = take(1 << 20).unwrap();
+        drop(held);
+        unmap(apart.as_ptr(), 1 << 20);
     }
 }
