@@ -2,7 +2,8 @@
 //!
 //! The kernel uses a huge page where 2 MiB of one mapping begin at a multiple of 2 MiB. A table of a million rows has an
 //! index of about 1 MiB in each shard, which has no such place as a mapping of its own. Arrays of this size are parts of
-//! a larger mapping, the segment, one after the other. Each part is unmapped by itself, and no address is used twice.
+//! a larger mapping, the segment, one after the other. Each part is unmapped by itself, and a segment gives no address
+//! twice.
 
 use std::io;
 use std::ptr::NonNull;
@@ -79,7 +80,7 @@ mod tests {
 
     /// A process that was forked while another thread held the lock must not wait for it.
     #[test]
-    fn a_held_lock_holds_nobody_up() {
+    fn taking_does_not_wait_for_a_held_lock() {
         let held = REST.lock().unwrap();
         let apart = take(1 << 20).unwrap();
         drop(held);

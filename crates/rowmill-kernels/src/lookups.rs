@@ -35,14 +35,7 @@ impl Lookups<'_> {
     ///
     /// The caller must check that offsets ascend (`IdBag::validate`), because that costs a pass over them.
     pub(crate) fn assert_shape(&self) {
-        if let (Some(&first), Some(&last)) = (self.offsets.first(), self.offsets.last()) {
-            assert!(first >= 0 && last as usize <= self.inverse.len(), "offsets {first}..{last}");
-        }
-        if let Some(weights) = self.weights {
-            assert_eq!(weights.len(), self.inverse.len(), "weights must have one entry per lookup");
-            assert_eq!(self.pooling, Pooling::Sum, "weights are defined for sums only");
-        }
-        debug_assert!(self.offsets.is_sorted(), "offsets must not decrease");
+        assert_shape(self.inverse.len(), self.offsets, self.weights, self.pooling);
     }
 
     /// Number of lookups of bag `bag`, without padding.
@@ -51,4 +44,16 @@ impl Lookups<'_> {
         let (begin, end) = (self.offsets[bag] as usize, self.offsets[bag + 1] as usize);
         self.inverse[begin..end].iter().filter(|&&unique| unique != SKIP).count()
     }
+}
+
+/// As [`Lookups::assert_shape`], for `lookups` lookups that are given in any way.
+pub(crate) fn assert_shape(lookups: usize, offsets: &[i64], weights: Option<&[f32]>, pooling: Pooling) {
+    if let (Some(&first), Some(&last)) = (offsets.first(), offsets.last()) {
+        assert!(first >= 0 && last as usize <= lookups, "offsets {first}..{last} of {lookups} lookups");
+    }
+    if let Some(weights) = weights {
+        assert_eq!(weights.len(), lookups, "weights must have one entry per lookup");
+        assert_eq!(pooling, Pooling::Sum, "weights are defined for sums only");
+    }
+    debug_assert!(offsets.is_sorted(), "offsets must not decrease");
 }

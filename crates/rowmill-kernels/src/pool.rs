@@ -9,6 +9,7 @@ use rowmill_rows::{Dtype, IdBag, Pooling};
 
 use crate::arch::{InstructionSet, Kernel, Vector};
 use crate::float::Float;
+use crate::lookups::assert_shape;
 use crate::sums::{Sums, sum_all};
 use crate::weights::{Bf16, Element, F32};
 use crate::{Lookups, RowPtr, SKIP};
@@ -105,18 +106,10 @@ pub unsafe fn pool_rows_with<T: Float>(
     out_stride: usize,
 ) {
     let &RowBags { rows, offsets, weights, pooling } = bags;
-    assert_shape(rows.len(), offsets, weights);
+    assert_shape(rows.len(), offsets, weights, pooling);
     let pool = Pool { rows: InTurn { rows }, offsets, weights, pooling, dim, out, out_stride };
     // SAFETY: the caller upholds the contract.
     unsafe { pool.run_with(set, dtype) }
-}
-
-/// Assert that offsets are within the lookups, of which each has a weight.
-fn assert_shape(lookups: usize, offsets: &[i64], weights: Option<&[f32]>) {
-    if let (Some(&first), Some(&last)) = (offsets.first(), offsets.last()) {
-        assert!(first >= 0 && last as usize <= lookups, "offsets must be within the lookups");
-    }
-    assert!(weights.is_none_or(|weights| weights.len() == lookups), "weights must have one entry per lookup");
 }
 
 /// The rows of a table that are stored in the order of their ids, distributed over shards: row `id` is number
@@ -194,7 +187,7 @@ pub unsafe fn pool_array_with<T: Float>(
     let &IdBag { ids, offsets, weights, padding, pooling } = bag;
     let offsets = &offsets[bags.start..=bags.end];
     assert!(array.firsts.len().is_power_of_two(), "{} shards", array.firsts.len());
-    assert_shape(ids.len(), offsets, weights);
+    assert_shape(ids.len(), offsets, weights, pooling);
     let missed = Cell::new(false);
     let rows = InOrder { array: *array, ids, padding, skipped: padding.unwrap_or(u64::MAX), missed: &missed };
     let pool = Pool { rows, offsets, weights, pooling, dim, out, out_stride };
@@ -215,7 +208,11 @@ trait Rows: Copy {
     ///
     /// # Safety
     /// As for [`Rows::row`].
-    unsafe fn ahead(&self, lookup: usize) -> Option<RowPtr>;
+    #[inline(always)]
+    unsafe fn ahead(&self, lookup: usize) -> Option<RowPtr> {
+        // SAFETY: the caller upholds the contract.
+        unsafe { self.row(lookup).map(|row| row.as_ptr().cast_const()) }
+    }
 
     /// How many of these lookups are not padding.
     fn count(&self, lookups: Range<usize>) -> usize;
@@ -242,12 +239,6 @@ impl Rows for Listed<'_> {
     }
 
     #[inline(always)]
-    unsafe fn ahead(&self, lookup: usize) -> Option<RowPtr> {
-        // SAFETY: the caller upholds the contract.
-        unsafe { self.row(lookup).map(|row| row.as_ptr().cast_const()) }
-    }
-
-    #[inline(always)]
     fn count(&self, lookups: Range<usize>) -> usize {
         self.inverse[lookups].iter().filter(|&&unique| unique != SKIP).count()
     }
@@ -264,12 +255,6 @@ impl Rows for InTurn<'_> {
     unsafe fn row(&self, lookup: usize) -> Option<NonNull<f32>> {
         // SAFETY: the caller upholds the contract.
         NonNull::new(unsafe { self.rows.get_unchecked(lookup) }.cast_mut())
-    }
-
-    #[inline(always)]
-    unsafe fn ahead(&self, lookup: usize) -> Option<RowPtr> {
-        // SAFETY: the caller upholds the contract.
-        unsafe { self.row(lookup).map(|row| row.as_ptr().cast_const()) }
     }
 
     #[inline(always)]
