@@ -2,8 +2,8 @@
 
 Measures pooled lookups (forward) and training (forward, backward, update) over 26 tables: stored tables with a hash
 index and with a direct index, `nn.EmbeddingBag(sparse=True)` with `torch.optim.SGD`, and FBGEMM's table-batched
-operator for CPUs if it is installed (see README.md). Everything is in memory. Ids, gradients and the number of threads
-are the same for all.
+operator for CPUs if it is installed (see README.md). Everything is in memory. Ids and gradients are the same for
+all. All use two threads, except stored tables *alone*, whose lookups run in the caller's thread.
 """
 
 import gc
@@ -30,6 +30,7 @@ import rowmill
 from benchmarks import common
 from rowmill.nn.ragged import RaggedBatch
 from rowmill.store.tables import Dtype
+from rowmill.train.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,10 +38,11 @@ if TYPE_CHECKING:
 TABLES = 26
 BATCH = 2048
 THREADS = 2
+PEERS = ("table_batched", "bag")
 RATE = 0.01
 ZIPF = 1.05
-BATCHES = 8
-"""Number of distinct batches, used in rotation; enough that no cache holds their rows."""
+BATCHES = 32
+"""Number of distinct batches, used in rotation; enough that no cache of a core holds their rows."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +119,13 @@ class Stored:
         *,
         direct: bool,
         folder: Path,
+        threads: int = THREADS,
         dtype: Dtype = "fp32",
         output_dtype: torch.dtype = torch.float32,
     ) -> None:
         rows = shape.rows * TABLES
         memory = rows * (4 * shape.dim + 64) * 3 // 2 + (256 << 20)
-        self._store = rowmill.open(folder, memory=memory, threads=THREADS)
+        self._store = rowmill.open(folder, memory=memory, threads=threads)
         spec = {
             "sgd": rowmill.optim.SGD(lr=RATE),
             "rowwise_adagrad": rowmill.optim.RowwiseAdagrad(lr=RATE),
@@ -246,6 +249,7 @@ def main() -> None:
     benchmark = common.Benchmark(common.settings(arguments))
     quick, seed = benchmark.settings.quick, benchmark.settings.seed
     torch.set_num_threads(THREADS)
+    keep_freed_memory()  # Otherwise page faults in results take half of the time of some peers.
     peers = not arguments.dtypes and fbgemm_is_there()
     for shape in shapes(quick):
         made = batches(shape, seed)
@@ -266,7 +270,6 @@ def compare(
 ) -> None:
     """Compare all engines for one shape and optimizer."""
     gradient = torch.full((BATCH, TABLES * shape.dim), 1e-3)
-    steps = 4 if shape.lookups > 1 else 16
     with tempfile.TemporaryDirectory(prefix="rowmill-") as name:
         engines: dict[str, Engine] = {
             "hash": Stored(shape, optimizer, direct=False, folder=Path(name) / "hash"),
@@ -276,11 +279,19 @@ def compare(
             engines["table_batched"] = TableBatched(shape, optimizer)
         if optimizer == "sgd":
             engines["bag"] = TorchBags(shape)
+            for index in ("hash", "direct"):
+                folder = Path(name) / f"{index}_alone"
+                engines[f"{index}_alone"] = Stored(
+                    shape, optimizer, direct=index == "direct", folder=folder, threads=1
+                )
         for work in ("forward", "train") if optimizer == "sgd" else ("train",):
             cell = f"{shape}_{work}_{optimizer}"
+            # A round of forwards takes 0.1 s or more: after the work of another engine, the first steps are slower.
+            steps = (4 if shape.lookups > 1 else 16) * (8 if work == "forward" else 1)
             variants = {
                 f"{cell}_{engine}": run(tables, work, made, gradient, steps)
                 for engine, tables in engines.items()
+                if work == "forward" or not engine.endswith("_alone")
             }
             rounds = 3 if benchmark.settings.quick else 7
             summarize(benchmark, cell, benchmark.compare(variants, rounds=rounds))
@@ -354,17 +365,16 @@ def summarize(
     benchmark: common.Benchmark, cell: str, samples: dict[str, list[common.Sample]]
 ) -> None:
     """Add the rates of all engines, and ours relative to the faster peer."""
-    peers: list[str] = []
     for name, taken in samples.items():
         benchmark.summarize(f"{name}_rows_per_s", common.units_per_s(taken))
-        if not name.endswith(("_hash", "_direct")):
-            peers.append(name)
+    peers = [name for peer in PEERS if (name := f"{cell}_{peer}") in samples]
     if not peers:
         return
     fastest = max(peers, key=lambda name: common.units_per_s(samples[name]).value)
     thriftiest = min(peers, key=lambda name: common.cpu_us_per_unit(samples[name]).value)
-    for ours in ("hash", "direct"):
-        taken = samples[f"{cell}_{ours}"]
+    for ours in ("hash", "direct", "hash_alone", "direct_alone"):
+        if (taken := samples.get(f"{cell}_{ours}")) is None:
+            continue
         benchmark.summarize(f"{cell}_{ours}_over_peer", common.ratio(taken, samples[fastest]))
         benchmark.summarize(
             f"{cell}_{ours}_over_peer_per_cpu_second",

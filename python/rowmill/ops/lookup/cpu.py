@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
+from rowmill.ops import outputs
 from rowmill.ops.floats import floats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from torch import Tensor
 
     from rowmill import _core
@@ -38,7 +38,7 @@ def lookup(
         applies their gradient.
     """
     dim = tables[0].dim
-    out = torch.empty(bags, len(features) * dim, dtype=dtype)
+    out = outputs.empty(bags, len(features) * dim, dtype)
     core = tables[0].store.core.lookup(
         [table.core for table in tables],
         ids.contiguous().numpy(),
