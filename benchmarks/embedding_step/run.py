@@ -2,10 +2,11 @@
 
 Measures pooled lookups (forward) and training (forward, backward, update) over 26 tables: stored tables with a hash
 index and with a direct index, `nn.EmbeddingBag(sparse=True)` with `torch.optim.SGD`, and FBGEMM's table-batched
-operator for CPUs if it is installed (see README.md). Everything is in memory. Ids and gradients are the same for
-all. All use two threads, except stored tables *alone*, whose lookups run in the caller's thread.
+operator for CPUs if it is installed (see README.md). Everything is in memory. Ids, gradients and the number of threads
+are the same for all: two, and forwards also with one.
 """
 
+import ctypes
 import gc
 import os
 import sys
@@ -30,7 +31,6 @@ import rowmill
 from benchmarks import common
 from rowmill.nn.ragged import RaggedBatch
 from rowmill.store.tables import Dtype
-from rowmill.train.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -249,7 +249,7 @@ def main() -> None:
     benchmark = common.Benchmark(common.settings(arguments))
     quick, seed = benchmark.settings.quick, benchmark.settings.seed
     torch.set_num_threads(THREADS)
-    keep_freed_memory()  # Otherwise page faults in results take half of the time of some peers.
+    keep_memory_of_results()
     peers = not arguments.dtypes and fbgemm_is_there()
     for shape in shapes(quick):
         made = batches(shape, seed)
@@ -258,40 +258,55 @@ def main() -> None:
             benchmark.keep()
             gc.collect()
             continue
-        for optimizer in ("sgd", "rowwise_adagrad"):
-            compare(benchmark, shape, optimizer, made, peers)
+        for optimizer, threads in (("sgd", THREADS), ("sgd", 1), ("rowwise_adagrad", THREADS)):
+            compare(benchmark, shape, optimizer, made, peers, threads)
             benchmark.keep()
             gc.collect()  # Free the tables of this cell before the next cell allocates.
     benchmark.write()
 
 
+def keep_memory_of_results() -> None:
+    """Make glibc keep freed memory of up to 32 MiB. Otherwise page faults in results take half of a peer's time."""
+    trim_threshold, mmap_threshold = -1, -3  # Parameters of mallopt(3).
+    libc = ctypes.CDLL(None)
+    libc.mallopt(mmap_threshold, 32 << 20)
+    libc.mallopt(trim_threshold, 1 << 30)
+
+
 def compare(
-    benchmark: common.Benchmark, shape: Shape, optimizer: str, made: list[Batch], peers: bool
+    benchmark: common.Benchmark,
+    shape: Shape,
+    optimizer: str,
+    made: list[Batch],
+    peers: bool,
+    threads: int,
 ) -> None:
-    """Compare all engines for one shape and optimizer."""
+    """Compare all engines for one shape and optimizer. With one thread only forwards are measured."""
+    torch.set_num_threads(threads)
     gradient = torch.full((BATCH, TABLES * shape.dim), 1e-3)
     with tempfile.TemporaryDirectory(prefix="rowmill-") as name:
         engines: dict[str, Engine] = {
-            "hash": Stored(shape, optimizer, direct=False, folder=Path(name) / "hash"),
-            "direct": Stored(shape, optimizer, direct=True, folder=Path(name) / "direct"),
+            index: Stored(
+                shape,
+                optimizer,
+                direct=index == "direct",
+                folder=Path(name) / index,
+                threads=threads,
+            )
+            for index in ("hash", "direct")
         }
         if peers:
             engines["table_batched"] = TableBatched(shape, optimizer)
         if optimizer == "sgd":
             engines["bag"] = TorchBags(shape)
-            for index in ("hash", "direct"):
-                folder = Path(name) / f"{index}_alone"
-                engines[f"{index}_alone"] = Stored(
-                    shape, optimizer, direct=index == "direct", folder=folder, threads=1
-                )
-        for work in ("forward", "train") if optimizer == "sgd" else ("train",):
-            cell = f"{shape}_{work}_{optimizer}"
+        works = {"sgd": ["forward", "train"], "rowwise_adagrad": ["train"]}[optimizer]
+        for work in works if threads > 1 else ["forward"]:
+            cell = f"{shape}_{work}_{optimizer}" + ("_one_thread" if threads == 1 else "")
             # A round of forwards takes 0.1 s or more: after the work of another engine, the first steps are slower.
             steps = (4 if shape.lookups > 1 else 16) * (8 if work == "forward" else 1)
             variants = {
                 f"{cell}_{engine}": run(tables, work, made, gradient, steps)
                 for engine, tables in engines.items()
-                if work == "forward" or not engine.endswith("_alone")
             }
             rounds = 3 if benchmark.settings.quick else 7
             summarize(benchmark, cell, benchmark.compare(variants, rounds=rounds))
@@ -372,9 +387,8 @@ def summarize(
         return
     fastest = max(peers, key=lambda name: common.units_per_s(samples[name]).value)
     thriftiest = min(peers, key=lambda name: common.cpu_us_per_unit(samples[name]).value)
-    for ours in ("hash", "direct", "hash_alone", "direct_alone"):
-        if (taken := samples.get(f"{cell}_{ours}")) is None:
-            continue
+    for ours in ("hash", "direct"):
+        taken = samples[f"{cell}_{ours}"]
         benchmark.summarize(f"{cell}_{ours}_over_peer", common.ratio(taken, samples[fastest]))
         benchmark.summarize(
             f"{cell}_{ours}_over_peer_per_cpu_second",
