@@ -26,7 +26,6 @@ from rowmill.cli import main
 from rowmill.ctr import LoadedClicks
 from rowmill.ctr.data import Vocabulary
 from rowmill.ctr.settings import GenerateConfig
-from rowmill.partition import Bundle
 from rowmill.partition.transform import apply_transform, transform_of
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ ADDED = ("--data", "days/part-001.parquet", "--schema", "added.toml")
 @pytest.mark.parametrize(
     ("model", "ids"), [("dlrm", "full"), ("wide_deep", "hash"), ("dcn_v2", "hash")]
 )
-def test_an_added_column_changes_no_prediction_until_it_learns(
+def test_an_added_column_changes_no_prediction_until_it_learns_and_is_exported(
     begin: Callable[..., None], command: Callable[..., str], days: list[str], model: str, ids: str
 ) -> None:
     begin("--model", model, "--ids", ids)
@@ -135,7 +134,7 @@ def test_an_added_column_changes_no_prediction_until_it_learns(
             assert gates != 0
     command("export", "run", "--out", "bundle")
     transform = json.loads(Path("bundle/transform.json").read_text())
-    with Bundle.open("bundle") as bundle:
+    with rowmill.partition.Bundle.open("bundle") as bundle:
         (exported,) = bundle.run(apply_transform(transform, _parquet.read_table(days[1])))
     assert exported.numpy() == pytest.approx(scores(command, "run", days[1]), abs=1e-6)
     check_whole(Path("run/store"))
@@ -192,7 +191,7 @@ def test_a_dropped_feature_keeps_its_rows_and_can_come_back(
     check_whole(Path("run/store"))
 
 
-def test_a_hash_gives_ids_of_a_feature_their_rows_also_in_a_bundle(
+def test_a_hash_gives_ids_of_a_feature_their_rows_also_when_exported(
     begin: Callable[..., None], command: Callable[..., str], days: list[str]
 ) -> None:
     begin("--ids", "hash", "--buckets", "1000")

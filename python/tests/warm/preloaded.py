@@ -1,7 +1,10 @@
 """Modules of all commands and ranks: a server imports this one before it forks processes."""
 
+import contextlib
 import gc
 from importlib import import_module
+
+from rowmill.errors import TorchTooOld
 
 for name in (
     "torch._dynamo",
@@ -15,9 +18,10 @@ for name in (
     "rowmill.gnn.ranked_task",
     "rowmill.gnn.loaded_nodes",
     "rowmill.distributed",
-    "rowmill.partition.export",
 ):
     import_module(name)
+with contextlib.suppress(TorchTooOld):
+    import_module("rowmill.partition.export")
 
 # A garbage collection in a forked process would copy every page of the modules.
 gc.freeze()
