@@ -1,8 +1,8 @@
 """Memory of large results is used again, but never while anything refers to it."""
 
 import gc
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,21 +84,16 @@ def test_few_blocks_are_kept_and_none_of_small_or_huge_results() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 8, 16])
 def test_threads_never_share_a_result(threads: int) -> None:
-    torn: list[int] = []
-
-    def work(number: int) -> None:
+    def work(number: int) -> bool:
         for step in range(50):
             result = outputs.empty(ROWS + step % 3, WIDTH, torch.float32)
             result.fill_(number)
             if not bool((result == number).all()):
-                torn.append(number)
+                return False
+        return True
 
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert torn == []
+    with ThreadPoolExecutor(threads) as pool:
+        assert all(pool.map(work, range(threads)))
 
 
 def test_lookups_give_correct_vectors_in_used_memory(tmp_path: Path) -> None:
