@@ -231,7 +231,7 @@ def fbgemm_is_there() -> bool:
 
 
 def shapes(quick: bool) -> Iterator[Shape]:
-    """All cells. The tables of all engines fit into 12 GB together; those of one engine exceed every cache."""
+    """All cells. The tables of all engines fit into 14 GB together; those of one engine exceed every cache."""
     for dim, rows in ((16, 1_000_000), (64, 400_000), (128, 200_000)):
         for lookups in (1, 20):
             for skew in ("zipf", "uniform"):
