@@ -173,7 +173,7 @@ fn a_direct_index_is_charged_to_the_budget_or_refused() {
 
 #[test]
 fn rows_are_evicted_to_make_room_for_direct_indexes() {
-    const ROWS: u64 = 5_000_000;
+    const ROWS: u64 = 4_800_000;
     let _turn = TURN.lock();
     let store = open(&MemoryVolume::new(), &options(64 << 20));
     // Another group than that of the dense tables uses the memory.
@@ -333,6 +333,53 @@ fn an_index_larger_than_the_budget_is_refused_by_name() {
     }
     let error = Store::open_volume(std::sync::Arc::new(volume), options(16 << 20)).unwrap_err();
     assert!(matches!(error, StoreError::MemoryTooSmall { option: "memory", .. }), "{error}");
+}
+
+/// Put rows in turn into tables until the memory holds no index of more rows.
+fn fill(store: &std::sync::Arc<Store>, tables: u64, rows: u64, next: &mut u64) {
+    let open = |number| {
+        let dim = 1 + number as u32 % 2;
+        let spec = TableSpec { staleness: StalenessBound::Infinite, ..spec(dim, SGD) };
+        (store.table(&format!("{number}"), &spec), dim)
+    };
+    for _ in 0..1_000_000 {
+        let (table, dim) = open(*next % tables);
+        let first = *next / tables * rows;
+        *next += 1;
+        let ids: Vec<u64> = (first..first + rows).collect();
+        match table.and_then(|table| table.put(&ids, &vec![1.0; ids.len() * dim as usize], None)) {
+            Ok(()) => {}
+            Err(StoreError::MemoryTooSmall { .. }) => return,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("the memory is never used up");
+}
+
+/// A store that has grown until its memory holds no more opens with the same memory, time after time.
+#[test]
+fn a_store_that_used_up_its_memory_opens_with_the_same_memory() {
+    let _turn = TURN.lock();
+    // One large table; as many small ones as fit, each with a few rows per shard; some of medium size.
+    for (tables, rows) in [(1, 20_000), (10_000, 50), (40, 700), (10_000, 3_400)] {
+        let (volume, mut next) = (MemoryVolume::new(), 0);
+        for life in 0..5 {
+            let opened = Store::open_volume(std::sync::Arc::new(volume.clone()), options(16 << 20));
+            let store = opened.unwrap_or_else(|error| panic!("{tables} tables, life {life}: {error}"));
+            fill(&store, tables, rows, &mut next);
+            // Changed rows make the log grow, whose memory is part of the budget, too.
+            let table = store.open_table("0").unwrap();
+            let mut changed = 0;
+            let change = |ids: &[u64], weights: &[f32]| {
+                table.put(ids, &vec![2.0; weights.len()], None).unwrap();
+                changed += ids.len();
+                changed < 20_000
+            };
+            table.scan(1 << 12, change).unwrap();
+            store.checkpoint(&[]).unwrap();
+            store.close();
+        }
+    }
 }
 
 /// Rows that a call reads from the device, or initializes because they are missing, stay in buffers until it

@@ -7,6 +7,7 @@ use rowmill_rows::IdRange;
 use crate::error::StoreError;
 use crate::files::{self, Manifest};
 use crate::group::{Group, GroupTable, ShardCell};
+use crate::memory::Purpose;
 use crate::store::{KeptVersion, Store};
 use crate::table::TableState;
 
@@ -20,7 +21,7 @@ impl Store {
             self.events.advance(time);
         }
         for entry in &manifest.groups {
-            self.open_group(&entry.spec, entry.segment_bytes as usize, &entry.log)?;
+            self.open_group(&entry.spec, entry.segment_bytes as usize, &entry.log, Purpose::Open)?;
         }
         {
             let groups = self.groups.read().clone();
@@ -29,7 +30,7 @@ impl Store {
             let hashed = sparse.map(|entry| group(entry).index_bytes_for(entry.spec.ids, entry.rows)).sum();
             let tables: Vec<_> =
                 manifest.tables.iter().map(|entry| (&*entry.name, entry.spec.ids, group(entry))).collect();
-            self.check_direct_indexes(&tables, hashed)?;
+            self.check_direct_indexes(&tables, hashed, Purpose::Open)?;
         }
         let mut by_category: Vec<Option<GroupTable>> = Vec::new();
         {

@@ -11,9 +11,22 @@ const COLD_SHARE: u64 = 32;
 const ANNOUNCED_SHARE: u64 = 16;
 /// Queued gets, with rows not collected yet, take at most 1/16.
 const QUEUED_SHARE: u64 = 16;
+/// New rows, tables and groups must leave 1/32 of the memory free. Opening a checkpoint may exceed the memory
+/// by 1/32. So a store that has grown to its limit opens with the same memory, even though its log may have
+/// grown since, and its indexes may get other sizes when they are loaded.
+const SPARE_SHARE: u64 = 32;
 /// Id lists of calls are charged up to 1/16. Calls that need more continue, since their callers hold as much
 /// memory.
 const LISTS_SHARE: u64 = 16;
+
+/// Why a store needs more memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// New rows, tables or groups.
+    Grow,
+    /// Rows, tables and groups of a checkpoint.
+    Open,
+}
 
 /// The memory budget of a store: how much is left for rows, and how much of it they use. All values are
 /// bytes.
@@ -162,16 +175,36 @@ impl Budget {
 
     /// Which option is too small to hold `row_bytes` of rows: its name, its value, and the smallest
     /// sufficient value.
-    pub(crate) fn needed_for_rows(&self, row_bytes: u64) -> (&'static str, u64, u64) {
+    pub(crate) fn too_small_for_rows(
+        &self,
+        row_bytes: u64,
+        purpose: Purpose,
+    ) -> Option<(&'static str, u64, u64)> {
         let of_rows = self.log_buffers.load(Relaxed) + row_bytes;
+        let beyond = if purpose == Purpose::Open { self.spare() } else { 0 };
         match self.row_memory {
-            Some(given) if given < of_rows => ("row_memory", given, of_rows),
-            _ => ("memory", self.memory, self.needed(row_bytes)),
+            Some(given) if given + beyond < of_rows => Some(("row_memory", given, of_rows)),
+            _ if self.allows(row_bytes, purpose) => None,
+            _ => Some(("memory", self.memory, self.needed(row_bytes))),
         }
     }
 
-    /// The smallest memory with which this store works, given its memory for everything but rows.
+    /// Whether the memory suffices for `bytes` besides everything but rows.
+    pub(crate) fn allows(&self, bytes: u64, purpose: Purpose) -> bool {
+        let limit = match purpose {
+            Purpose::Grow => self.memory - self.spare(),
+            Purpose::Open => self.memory + self.spare(),
+        };
+        self.other_bytes() + bytes <= limit
+    }
+
+    /// The smallest memory with which this store can grow, given its memory for everything but rows.
     pub(crate) fn needed(&self, row_bytes_min: u64) -> u64 {
-        self.other_bytes() + row_bytes_min
+        let bytes = self.other_bytes() + row_bytes_min;
+        bytes + bytes.div_ceil(SPARE_SHARE - 1)
+    }
+
+    fn spare(&self) -> u64 {
+        self.memory / SPARE_SHARE
     }
 }

@@ -6,5 +6,5 @@
 mod budget;
 mod working_memory;
 
-pub(crate) use budget::Budget;
+pub(crate) use budget::{Budget, Purpose};
 pub(crate) use working_memory::Claim;

@@ -11,7 +11,7 @@ use super::feed_backlog::FeedBacklog;
 use super::shard::{SLOT_OVERHEAD_BYTES, SLOTS_MIN};
 use crate::error::StoreError;
 use crate::files::{IndexLog, Move};
-use crate::memory::Budget;
+use crate::memory::{Budget, Purpose};
 use crate::table::{TableState, set_stamp, write_weights};
 
 /// 1/8 of the row places is reserved for cleaning.
@@ -173,8 +173,8 @@ impl Core {
     ///
     /// # Errors
     /// [`StoreError::MemoryTooSmall`] with the smallest sufficient memory.
-    pub(crate) fn check_index_growth(&self, bytes: u64) -> Result<(), StoreError> {
-        self.check_room(bytes, || {
+    pub(crate) fn check_index_growth(&self, bytes: u64, purpose: Purpose) -> Result<(), StoreError> {
+        self.check_room(bytes, purpose, || {
             let index = self.budget.index_bytes() + bytes;
             format!("the index of the rows created so far ({index} bytes) with its buffers")
         })
@@ -184,11 +184,16 @@ impl Core {
     ///
     /// # Errors
     /// [`StoreError::MemoryTooSmall`] with the smallest sufficient memory for `what`.
-    pub(crate) fn check_room(&self, bytes: u64, what: impl FnOnce() -> String) -> Result<(), StoreError> {
-        let needed = self.budget.needed(self.rows_min()) + bytes;
-        if needed <= self.budget.memory() {
+    pub(crate) fn check_room(
+        &self,
+        bytes: u64,
+        purpose: Purpose,
+        what: impl FnOnce() -> String,
+    ) -> Result<(), StoreError> {
+        if self.budget.allows(self.rows_min() + bytes, purpose) {
             return Ok(());
         }
+        let needed = self.budget.needed(self.rows_min() + bytes);
         Err(StoreError::MemoryTooSmall {
             option: "memory",
             given: self.budget.memory(),

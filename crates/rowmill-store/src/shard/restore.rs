@@ -5,12 +5,18 @@ use rowmill_index::Location;
 use super::core::Core;
 use super::shard::Shard;
 use crate::error::StoreError;
+use crate::memory::Purpose;
+
+/// Indexes of shards up to this size are not reserved.
+const RESERVED_BYTES_MIN: usize = 32 << 10;
 
 impl Shard {
-    /// Reserve index memory for `rows` more rows of a table, if the budget allows it.
+    /// Reserve index memory for `rows` more rows of a table, if that leaves memory to grow. Small indexes grow
+    /// as they are loaded: reserved for the fullest shard, they could take twice the pages that they need.
     pub(crate) fn reserve(&mut self, core: &Core, table: u32, rows: usize) {
         let index = &mut self.indexes[table as usize];
-        if core.check_index_growth(index.grow_bytes_if_inserting(rows) as u64).is_ok() {
+        let growth = index.grow_bytes_if_inserting(rows);
+        if growth > RESERVED_BYTES_MIN && core.check_index_growth(growth as u64, Purpose::Grow).is_ok() {
             index.reserve(rows);
             self.charge_index(core);
         }
@@ -39,7 +45,7 @@ impl Shard {
             (None, Some(row)) => {
                 let growth = index.grow_bytes_if_inserting(1);
                 if growth > 0 {
-                    core.check_index_growth(growth as u64)?;
+                    core.check_index_growth(growth as u64, Purpose::Open)?;
                 }
                 index.insert(id, Location::device(row));
                 if growth > 0 {

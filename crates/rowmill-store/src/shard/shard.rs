@@ -22,6 +22,7 @@ use super::s3fifo::S3Fifo;
 use super::slot_bits::SlotBits;
 use super::unpublished::Unpublished;
 use crate::error::StoreError;
+use crate::memory::Purpose;
 use crate::seeded::{self, SeededBug};
 use crate::table::{Key, TableState};
 
@@ -292,7 +293,7 @@ impl Shard {
         let index = &self.indexes[table as usize];
         let growth = index.grow_bytes_if_inserting(1);
         if growth > 0 {
-            core.check_index_growth(growth as u64)?;
+            core.check_index_growth(growth as u64, Purpose::Grow)?;
             self.make_room(core, growth)?;
         }
         let slot = self.take_slot(core)?;

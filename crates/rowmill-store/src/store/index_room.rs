@@ -5,6 +5,7 @@ use rowmill_rows::IdRange;
 use super::store::{Store, TAIL_BUFFERS, segment_bytes};
 use crate::error::StoreError;
 use crate::group::{Group, SHARDS_MAX};
+use crate::memory::Purpose;
 use crate::shard::SLOTS_MIN;
 
 impl Store {
@@ -17,6 +18,7 @@ impl Store {
         &self,
         tables: &[(&str, IdRange, &Group)],
         hashed: u64,
+        purpose: Purpose,
     ) -> Result<(), StoreError> {
         let direct = |&(name, ids, group): &(_, IdRange, &Group)| match ids {
             IdRange::Sparse => None,
@@ -26,14 +28,14 @@ impl Store {
         let Some((bytes, name, rows)) = direct.iter().max() else { return Ok(()) };
         let all: u64 = direct.iter().map(|(bytes, ..)| bytes).sum();
         let groups = self.groups.read();
-        let rows_min = groups.iter().map(|group| group.core.rows_min()).sum();
-        if self.budget.needed(rows_min) + all <= self.budget.memory() {
+        let rows_min = groups.iter().map(|group| group.core.rows_min()).sum::<u64>();
+        if self.budget.allows(rows_min + all, purpose) {
             return Ok(());
         }
         // With more memory there are more shards and larger write buffers.
         let slots = (SHARDS_MAX * SLOTS_MIN) as u64;
-        let rows_most = groups.iter().map(|group| slots * group.core.slot_bytes()).sum();
-        let needed = self.budget.needed(rows_most) + all + hashed;
+        let rows_most: u64 = groups.iter().map(|group| slots * group.core.slot_bytes()).sum();
+        let needed = self.budget.needed(rows_most + all + hashed);
         let buffers = (groups.len() * TAIL_BUFFERS * segment_bytes(needed)) as u64;
         let others = match direct.len() {
             1 => String::new(),

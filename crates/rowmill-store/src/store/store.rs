@@ -21,7 +21,7 @@ use crate::files::{self, IndexLog, Pins, TABLES_MAX};
 use crate::group::{Group, GroupTable, Groups, Ticket, shards_for, shrink_all_if_over};
 use crate::lookahead::{Announcement, Destination, Lookahead};
 use crate::lookup::Lookup;
-use crate::memory::Budget;
+use crate::memory::{Budget, Purpose};
 use crate::metrics::{Counters, Stats};
 use crate::options::StoreOptions;
 use crate::shard::{Core, FeedBacklog, Reason, STEPS_MAX};
@@ -114,9 +114,11 @@ impl Store {
         }
         let group = self.group(&spec.group())?;
         if let Some(admission) = spec.admission {
-            group.core.check_room(admission.bytes, || format!("the sketch of table {name:?}"))?;
+            group
+                .core
+                .check_room(admission.bytes, Purpose::Grow, || format!("the sketch of table {name:?}"))?;
         }
-        self.check_direct_indexes(&[(name, spec.ids, &group)], 0)?;
+        self.check_direct_indexes(&[(name, spec.ids, &group)], 0, Purpose::Grow)?;
         let category = Category(self.next_category.fetch_add(1, Relaxed));
         let entry = self.enter_table(&mut tables, name, category, &group, spec, 0);
         drop(tables);
@@ -170,7 +172,7 @@ impl Store {
             return Ok(Arc::clone(group));
         }
         let segment_bytes = segment_bytes(self.budget.row_target());
-        self.open_group(spec, segment_bytes, &LogState::default())
+        self.open_group(spec, segment_bytes, &LogState::default(), Purpose::Grow)
     }
 
     /// Create the group of a spec and open its log.
@@ -179,6 +181,7 @@ impl Store {
         spec: &GroupSpec,
         segment_bytes: usize,
         state: &LogState,
+        purpose: Purpose,
     ) -> Result<Arc<Group>, StoreError> {
         let mut groups = self.groups.write();
         let number = groups.len() as u32;
@@ -218,8 +221,7 @@ impl Store {
         core.charge_log();
         // Rows of other groups leave memory for this group, down to the minimum of each group.
         let rows_min = groups.iter().map(|group| group.core.rows_min()).sum::<u64>() + core.rows_min();
-        if self.budget.row_limit() < rows_min {
-            let (option, given, needed) = self.budget.needed_for_rows(rows_min);
+        if let Some((option, given, needed)) = self.budget.too_small_for_rows(rows_min, purpose) {
             core.uncharge_log();
             return Err(StoreError::MemoryTooSmall {
                 option,
