@@ -301,6 +301,19 @@ impl HashIndex {
         }
     }
 
+    /// Take exactly the memory that `rows` more need, in whole pages: more or less than now.
+    pub(crate) fn fit(&mut self, rows: usize) {
+        let wanted = buckets_for(self.len + rows);
+        if wanted != self.buckets.len() {
+            self.rebuild(wanted);
+        }
+    }
+
+    /// Bytes after [`HashIndex::fit`].
+    pub(crate) fn bytes_to_fit(&self, rows: usize) -> usize {
+        MmapArray::<Bucket>::bytes_for(buckets_for(self.len + rows))
+    }
+
     /// Bytes that inserting `rows` more would add to [`HashIndex::bytes`]. While growing, 4 MiB more are
     /// taken for a moment, or the old size of an index smaller than that.
     #[inline]

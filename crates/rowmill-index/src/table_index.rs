@@ -200,6 +200,23 @@ impl TableIndex {
         }
     }
 
+    /// Take exactly the memory that `rows` more need, in whole pages: more or less than now. References to entries
+    /// become invalid.
+    pub fn fit(&mut self, rows: usize) {
+        match self {
+            Self::Hash(index) => index.fit(rows),
+            Self::Direct(_) => {}
+        }
+    }
+
+    /// [`TableIndex::bytes`] after [`TableIndex::fit`].
+    pub fn bytes_to_fit(&self, rows: usize) -> usize {
+        match self {
+            Self::Hash(index) => index.bytes_to_fit(rows),
+            Self::Direct(index) => index.bytes(),
+        }
+    }
+
     /// Bytes that inserting `rows` more would add to [`TableIndex::bytes`].
     #[inline]
     pub fn grow_bytes_if_inserting(&self, rows: usize) -> usize {

@@ -283,6 +283,16 @@ fn memory_stays_between_16_and_24_bytes_per_row() {
     reserved.reserve(300_000);
     assert_eq!(reserved.grow_bytes_if_inserting(0), 0);
     assert!(reserved.bytes() < 16 * 300_000 + 4096);
+    let bytes = index.bytes_to_fit(0);
+    assert!(bytes < index.bytes() && bytes < 16 * 300_000 + 4096);
+    index.fit(0);
+    assert_eq!((index.bytes(), index.len()), (bytes, 300_000));
+    for id in 0..300_000_u64 {
+        assert_eq!(
+            index.find(id << 20).map(|entry| index.location(entry)),
+            Some(Location::resident(id as u32))
+        );
+    }
 }
 
 #[test]

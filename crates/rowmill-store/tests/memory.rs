@@ -173,7 +173,7 @@ fn a_direct_index_is_charged_to_the_budget_or_refused() {
 
 #[test]
 fn rows_are_evicted_to_make_room_for_direct_indexes() {
-    const ROWS: u64 = 4_800_000;
+    const ROWS: u64 = 5_000_000;
     let _turn = TURN.lock();
     let store = open(&MemoryVolume::new(), &options(64 << 20));
     // Another group than that of the dense tables uses the memory.
@@ -363,7 +363,7 @@ fn a_store_that_used_up_its_memory_opens_with_the_same_memory() {
     // One large table; as many small ones as fit, each with a few rows per shard; some of medium size.
     for (tables, rows) in [(1, 20_000), (10_000, 50), (40, 700), (10_000, 3_400)] {
         let (volume, mut next) = (MemoryVolume::new(), 0);
-        for life in 0..5 {
+        for life in 0..12 {
             let opened = Store::open_volume(std::sync::Arc::new(volume.clone()), options(16 << 20));
             let store = opened.unwrap_or_else(|error| panic!("{tables} tables, life {life}: {error}"));
             fill(&store, tables, rows, &mut next);

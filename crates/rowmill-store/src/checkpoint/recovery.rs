@@ -59,6 +59,7 @@ impl Store {
             group.reserve(table.local, entry.rows);
         }
         self.load_index(manifest, &by_category)?;
+        self.fit_indexes();
         let keeps = !manifest.versions.is_empty() && !self.options.read_only;
         for group in self.groups.read().iter() {
             if keeps {
@@ -87,6 +88,19 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    /// Let go of index memory that no row needs, if the memory is used up.
+    fn fit_indexes(&self) {
+        let groups = self.groups.read();
+        let rows_min = groups.iter().map(|group| group.core.rows_min()).sum();
+        if self.budget.allows(rows_min, Purpose::Grow) {
+            return;
+        }
+        for group in groups.iter() {
+            let fit = |shard: usize| group.shards[shard].state.write().fit_indexes(&group.core);
+            group.workers.map_all(group.shards.len(), fit);
+        }
     }
 
     /// Keep the rows and files of all versions.

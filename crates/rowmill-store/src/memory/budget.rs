@@ -11,10 +11,10 @@ const COLD_SHARE: u64 = 32;
 const ANNOUNCED_SHARE: u64 = 16;
 /// Queued gets, with rows not collected yet, take at most 1/16.
 const QUEUED_SHARE: u64 = 16;
-/// New rows, tables and groups must leave 1/32 of the memory free. Opening a checkpoint may exceed the memory
-/// by 1/32. So a store that has grown to its limit opens with the same memory, even though its log may have
-/// grown since, and its indexes may get other sizes when they are loaded.
-const SPARE_SHARE: u64 = 32;
+/// Opening a checkpoint may exceed the memory by 1/20. So a store that has grown to its limit opens with the
+/// same memory, even though its log may have grown since, and its indexes may get other sizes when they are
+/// loaded.
+const OPENING_SHARE: u64 = 20;
 /// Id lists of calls are charged up to 1/16. Calls that need more continue, since their callers hold as much
 /// memory.
 const LISTS_SHARE: u64 = 16;
@@ -181,9 +181,8 @@ impl Budget {
         purpose: Purpose,
     ) -> Option<(&'static str, u64, u64)> {
         let of_rows = self.log_buffers.load(Relaxed) + row_bytes;
-        let beyond = if purpose == Purpose::Open { self.spare() } else { 0 };
         match self.row_memory {
-            Some(given) if given + beyond < of_rows => Some(("row_memory", given, of_rows)),
+            Some(given) if given + self.excess(purpose) < of_rows => Some(("row_memory", given, of_rows)),
             _ if self.allows(row_bytes, purpose) => None,
             _ => Some(("memory", self.memory, self.needed(row_bytes))),
         }
@@ -191,20 +190,19 @@ impl Budget {
 
     /// Whether the memory suffices for `bytes` besides everything but rows.
     pub(crate) fn allows(&self, bytes: u64, purpose: Purpose) -> bool {
-        let limit = match purpose {
-            Purpose::Grow => self.memory - self.spare(),
-            Purpose::Open => self.memory + self.spare(),
-        };
-        self.other_bytes() + bytes <= limit
+        self.needed(bytes) <= self.memory + self.excess(purpose)
     }
 
-    /// The smallest memory with which this store can grow, given its memory for everything but rows.
+    /// By how many bytes the memory may be exceeded.
+    fn excess(&self, purpose: Purpose) -> u64 {
+        match purpose {
+            Purpose::Grow => 0,
+            Purpose::Open => self.memory / OPENING_SHARE,
+        }
+    }
+
+    /// The smallest memory with which this store works, given its memory for everything but rows.
     pub(crate) fn needed(&self, row_bytes_min: u64) -> u64 {
-        let bytes = self.other_bytes() + row_bytes_min;
-        bytes + bytes.div_ceil(SPARE_SHARE - 1)
-    }
-
-    fn spare(&self) -> u64 {
-        self.memory / SPARE_SHARE
+        self.other_bytes() + row_bytes_min
     }
 }

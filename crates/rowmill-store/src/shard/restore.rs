@@ -7,11 +7,11 @@ use super::shard::Shard;
 use crate::error::StoreError;
 use crate::memory::Purpose;
 
-/// Indexes of shards up to this size are not reserved.
-const RESERVED_BYTES_MIN: usize = 32 << 10;
+/// Indexes of shards up to this size are not reserved. Larger ones exceed their need by less than a twentieth.
+const RESERVED_BYTES_MIN: usize = 128 << 10;
 
 impl Shard {
-    /// Reserve index memory for `rows` more rows of a table, if that leaves memory to grow. Small indexes grow
+    /// Reserve index memory for `rows` more rows of a table, if the budget allows it. Small indexes grow
     /// as they are loaded: reserved for the fullest shard, they could take twice the pages that they need.
     pub(crate) fn reserve(&mut self, core: &Core, table: u32, rows: usize) {
         let index = &mut self.indexes[table as usize];
@@ -26,6 +26,15 @@ impl Shard {
     pub(crate) fn restored(&self, table: u32, id: u64) -> Option<u32> {
         let index = self.index(table);
         index.location(index.find(id)?).row()
+    }
+
+    /// Take exactly the index memory that the restored rows need.
+    ///
+    /// Room in an index takes new rows without asking for memory. If a store that exceeds its memory had such
+    /// room, it would exceed it by more each time it is opened, and in the end could not be opened.
+    pub(crate) fn fit_indexes(&mut self, core: &Core) {
+        self.indexes.iter_mut().for_each(|index| index.fit(0));
+        self.charge_index(core);
     }
 
     /// Insert a row of a checkpoint into the index.
@@ -44,8 +53,11 @@ impl Shard {
             (Some(entry), Some(row)) => index.set_location(entry, Location::device(row)),
             (None, Some(row)) => {
                 let growth = index.grow_bytes_if_inserting(1);
-                if growth > 0 {
+                if growth > 0 && core.check_index_growth(growth as u64, Purpose::Grow).is_err() {
+                    // Little memory is left: take what this row needs, without a reserve for further ones.
+                    let growth = index.bytes_to_fit(1) - index.bytes();
                     core.check_index_growth(growth as u64, Purpose::Open)?;
+                    index.fit(1);
                 }
                 index.insert(id, Location::device(row));
                 if growth > 0 {
