@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _STEPS = 400
 _DEADLINE_S = 120
 
-# Trains from its last checkpoint; a row in table `done` signals the end.
+# Trains from its last checkpoint and prints each step; a row in table `done` signals the end.
 _TRAINER = f"""
 import sys, time
 import numpy as np
@@ -40,6 +41,7 @@ while step < {_STEPS}:
     if step % 7 == 0:
         table.delete(drawn.integers(0, 20_000, 50))
     step += 1
+    print(step, flush=True)
     if step % 40 == 0:
         store.checkpoint(attachments={{"step": str(step).encode()}})
     time.sleep(0.002)
@@ -49,7 +51,8 @@ store.publish()
 store.close()
 """
 
-# Keeps a copy in its own store, with the sequence number attached to the same checkpoint.
+# Keeps a copy in its own store, with the sequence number attached to the same checkpoint. Prints the number of checkpoints
+# since its start.
 _FOLLOWER = """
 import sys
 import rowmill
@@ -59,7 +62,7 @@ since = copy.attachment("sequence")
 rollbacks = int(copy.attachment("rollbacks") or 0)
 if copy.attachment("ended"):  # Killed between its last checkpoint and its exit: nothing more will come.
     sys.exit()
-events = 0
+events = saves = 0
 for event in rowmill.ChangeFeed(sys.argv[1]).follow(None if since is None else int(since), timeout_s=300):
     match event:
         case rowmill.FeedRows():
@@ -74,6 +77,8 @@ for event in rowmill.ChangeFeed(sys.argv[1]).follow(None if since is None else i
         saved = {"sequence": str(event.sequence).encode(), "rollbacks": str(rollbacks).encode()}
         saved |= {"ended": b"yes"} if done else {}
         copy.checkpoint(attachments=saved)
+        saves += 1
+        print(saves, flush=True)
     if done:
         break
 else:
@@ -82,8 +87,27 @@ copy.close()
 """
 
 
-def start(script: str, *arguments: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", script, *map(str, arguments)])
+def run_with_kills(script: str, arguments: list[Path], marks: list[int]) -> int:
+    """Run a script to its end, and kill and restart it on the way: in each life, once it prints the next mark or more.
+
+    Returns:
+        The number of kills.
+    """
+    for kills, mark in enumerate([*marks, sys.maxsize]):
+        command = [sys.executable, "-c", script, *map(str, arguments)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            hung = threading.Timer(_DEADLINE_S, process.kill)
+            hung.start()
+            assert process.stdout is not None
+            is_killed = any(int(line) >= mark for line in process.stdout)
+            if is_killed:
+                process.kill()
+            code = process.wait()
+            hung.cancel()
+        if not is_killed:
+            assert code == 0, f"killed {kills} times, then ended with {code}"
+            return kills
+    raise AssertionError("no script prints sys.maxsize")
 
 
 def rows(folder: Path) -> dict[int, list[float]]:
@@ -101,38 +125,24 @@ def rows(folder: Path) -> dict[int, list[float]]:
 def test_killed_trainers_and_followers_end_with_equal_stores(seed: int, tmp_path: Path) -> None:
     drawn = random.Random(seed)
     store, copy = tmp_path / "store", tmp_path / "copy"
-    trainer = start(_TRAINER, store)
-    end = time.monotonic() + _DEADLINE_S
-    while not list(store.glob("feed-*")):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    follower = start(_FOLLOWER, store, copy)
-    kills = {"trainer": 0, "follower": 0}
-    try:
-        while trainer.poll() is None and time.monotonic() < end:
-            time.sleep(drawn.uniform(1.2, 2.2))
-            if kills["trainer"] < 4 and trainer.poll() is None:
-                trainer.send_signal(signal.SIGKILL)
-                trainer.wait()
-                kills["trainer"] += 1
-                trainer = start(_TRAINER, store)
-            if kills["follower"] < 3 and follower.poll() is None:
-                follower.send_signal(signal.SIGKILL)
-                follower.wait()
-                kills["follower"] += 1
-                follower = start(_FOLLOWER, store, copy)
-        assert trainer.wait(_DEADLINE_S) == 0
-        assert follower.wait(_DEADLINE_S) == 0
-    finally:
-        for process in (trainer, follower):
-            process.kill()
-            process.wait()
-    assert min(kills.values()) > 0, kills
+    steps = [
+        drawn.randrange(part + 10, part + _STEPS // 4) for part in range(0, _STEPS, _STEPS // 4)
+    ]
+    saves = [drawn.randrange(1, 4) for _ in range(3)]
+    with ThreadPoolExecutor() as pool:
+        trainer = pool.submit(run_with_kills, _TRAINER, [store], steps)
+        end = time.monotonic() + _DEADLINE_S
+        while not list(store.glob("feed-*")):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        follower = pool.submit(run_with_kills, _FOLLOWER, [store, copy], saves)
+        assert trainer.result() == len(steps)
+        assert follower.result() > 0
     expected = rows(store)
     assert len(expected) > 5000
     assert rows(copy) == expected
     with rowmill.open(copy, memory="16MiB", read_only=True) as followed:
-        assert int(followed.attachment("rollbacks") or 0) <= kills["trainer"]
+        assert int(followed.attachment("rollbacks") or 0) <= len(steps)
 
 
 def events(folder: Path, since: int | None = None) -> list[rowmill.FeedEvent]:
