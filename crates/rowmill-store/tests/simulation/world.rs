@@ -286,6 +286,12 @@ impl<'a> World<'a> {
         }
     }
 
+    /// Whether a writing call of these rows changes anything, or is refused like one that does: a store that refuses
+    /// writes refuses those of no rows, too.
+    fn is_change(&self, ids: &[u64]) -> bool {
+        !ids.is_empty() || self.poisoned
+    }
+
     /// Judge the result of a call. `change` says whether the call changes anything.
     fn judge<T>(&mut self, result: Result<T, StoreError>, before: &Fired, change: bool) -> End<T> {
         self.note_silent();
@@ -447,20 +453,20 @@ impl<'a> World<'a> {
                 let changed = self.models[which].put(&ids, &values, start);
                 let result =
                     if start == 0 { table.put(&ids, &values, None) } else { table.put_state(&ids, &values) };
-                let end = self.judge(result, &before, !ids.is_empty());
+                let end = self.judge(result, &before, self.is_change(&ids));
                 self.changed(which, &end, changed);
             }
             Call::Rmw => {
                 let values = gradients(rng, width);
                 let changed = self.models[which].step(&ids, &values, 0.25);
                 let result = table.rmw(&ids, &values, Some(0.25), None);
-                let end = self.judge(result, &before, !ids.is_empty());
+                let end = self.judge(result, &before, self.is_change(&ids));
                 self.stepped(which, &end, changed);
             }
             Call::Train => self.train(&store, which, &ids, rng, &before),
             Call::Delete => {
                 let changed: BTreeMap<u64, Option<Row>> = ids.iter().map(|&id| (id, None)).collect();
-                let end = self.judge(table.delete(&ids), &before, !ids.is_empty());
+                let end = self.judge(table.delete(&ids), &before, self.is_change(&ids));
                 if let End::Done(deleted) = &end {
                     let rows = &self.models[which].rows;
                     assert_eq!(*deleted, changed.keys().filter(|id| rows.contains_key(id)).count());
