@@ -3,12 +3,24 @@
 The same for parts that need a newer torch.
 """
 
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
 import pytest
 import torch
 
+import rowmill
 from rowmill._extras import extra
 from rowmill._torch import torch_since
 from rowmill.errors import ExtraMissing, RowmillError, TorchTooOld
+from rowmill.optim import SGD
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_missing_package_names_the_extra() -> None:
@@ -31,3 +43,40 @@ def test_a_part_that_needs_a_newer_torch_names_both_versions() -> None:
     assert str(caught.value) == f"time travel needs torch 99.10 or newer, got {torch.__version__}"
     with torch_since("2.4", "the rest"):
         pass
+
+
+_WITHOUT_EXTRA = """
+import sys
+from rowmill.cli.command import main
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {packages!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+for arguments in {commands!r}:
+    if code := main(arguments):
+        sys.exit(f"{{arguments}}: {{code}}")
+"""
+
+
+def test_commands_for_copies_and_versions_need_no_extra(tmp_path: Path) -> None:
+    store, url = tmp_path / "store", (tmp_path / "copy").as_uri()
+    with rowmill.open(store, memory="16MiB") as opened:
+        opened.table("t", dim=4, optimizer=SGD(lr=0.1)).put([1], np.ones((1, 4), np.float32))
+        for name in ("first", "second"):
+            opened.checkpoint(version=rowmill.NewVersion(name=name, keep=2))
+    commands = [
+        ["push", str(store), url],
+        ["checkpoints", url],
+        ["restore", url, str(tmp_path / "restored")],
+        ["versions", str(store)],
+        ["rollback", str(store), "first"],
+    ]
+    packages = {"pyarrow", "torchmetrics", "rich", "networkx", "safetensors", "tensorboard"}
+    script = _WITHOUT_EXTRA.format(packages=packages, commands=commands)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from rowmill.distributed import (
 )
 from rowmill.errors import InvalidInput
 from rowmill.store.remote import checkpoints, push_folder, restore
-from rowmill.train.state import files_of
+from rowmill.train.run_files import files_of
 
 if TYPE_CHECKING:
     from pathlib import Path

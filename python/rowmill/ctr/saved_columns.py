@@ -15,8 +15,8 @@ from rowmill.errors import DataError, StoreCorrupt
 from rowmill.train.found_run import described_run, has_checkpoint, rows_of, saved_sizes
 from rowmill.train.identity import CHECKSUM, DATA_ROWS
 from rowmill.train.parts import Part
-from rowmill.train.run_files import read_run_file
-from rowmill.train.state import RunState, files_of
+from rowmill.train.run_files import files_of, read_run_file
+from rowmill.train.state import RunState
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ from rowmill.config.setting import ConfigError
 from rowmill.distributed import CHECKPOINT_FILE, Manifest
 from rowmill.errors import StoreCorrupt
 from rowmill.size import format_size
-from rowmill.train.run_files import read_run_file
-from rowmill.train.state import ATTACHMENT, RunState, described_in, files_of, progress_of
+from rowmill.train.run_files import files_of, read_run_file
+from rowmill.train.state import ATTACHMENT, RunState, described_in, progress_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,8 +22,8 @@ from rowmill.train.folder import ranks_folder
 from rowmill.train.out import remember_begun
 from rowmill.train.pusher import Pusher, PusherOfRanks
 from rowmill.train.rows import RowCounters, StoredRows, feed_options, table_rules
-from rowmill.train.run_files import read_run_file
-from rowmill.train.state import check_goes_on, files_of
+from rowmill.train.run_files import files_of, read_run_file
+from rowmill.train.state import check_goes_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence

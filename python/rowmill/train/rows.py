@@ -20,8 +20,8 @@ from rowmill.store.row_files import load_rows
 from rowmill.train.folder import check_is_of_a_run, make_out, store_folder
 from rowmill.train.in_flight import StepsInFlight
 from rowmill.train.pusher import StorePusher
-from rowmill.train.run_files import FILES_ATTACHMENT, read_run_file
-from rowmill.train.state import ATTACHMENT, check_goes_on, described_in, files_of
+from rowmill.train.run_files import FILES_ATTACHMENT, files_of, read_run_file
+from rowmill.train.state import ATTACHMENT, check_goes_on, described_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence

@@ -77,6 +77,11 @@ def listed(names: Iterable[str]) -> bytes:
     return "\n".join(sorted(names)).encode()
 
 
+def files_of(described: Mapping[str, Any]) -> dict[str, str]:
+    """Names of the files of a described run by role; empty for runs from before there were any."""
+    return json.loads(described.get("files", "{}"))
+
+
 def read_run_file(folder: Path, name: str) -> Any:
     """The content of a file of a run; of a text file its path, after its content was checked.
 

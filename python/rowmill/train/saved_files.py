@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rowmill.config.setting import ConfigError
 from rowmill.errors import CheckpointMissing
 from rowmill.train.found_run import described_run, has_checkpoint
-from rowmill.train.run_files import read_run_file
-from rowmill.train.state import files_of
+from rowmill.train.run_files import files_of, read_run_file
 
 if TYPE_CHECKING:
     from pathlib import Path

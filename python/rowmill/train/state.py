@@ -303,11 +303,6 @@ def described_in(packed: bytes) -> dict[str, str]:
     return {name: content[name] for name in names if name in content}
 
 
-def files_of(described: Mapping[str, Any]) -> dict[str, str]:
-    """Names of the files of a described run by role; empty for runs from before there were any."""
-    return json.loads(described.get("files", "{}"))
-
-
 def progress_of(described: Mapping[str, str]) -> str:
     """The position of a described run as text."""
     state = RunState.from_json(described["state"])
