@@ -195,8 +195,8 @@ def _warnings(stats: dict[str, Any]) -> list[str]:
     return [
         f"warning: group {group} (tables {_tables_of(stats, group)}) has used "
         f"{figures['row_places_share']:.0%} of its row places ({figures['row_places_used']:,} of "
-        f"{figures['row_places']:,}); when all are used, new rows are refused: delete or evict rows, or use another "
-        f"dim or optimizer for some tables, which puts them into another group"
+        f"{figures['row_places']:,}); new rows are refused when the rest is needed for checkpoints: delete or evict "
+        f"rows, or use another dim or optimizer for some tables, which puts them into another group"
         for group, figures in stats["groups"].items()
         if figures["row_places_share"] >= _ROW_PLACES_WARNING
     ]

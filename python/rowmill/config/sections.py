@@ -405,7 +405,10 @@ class TrainConfig:
     ] = None
     backend: Annotated[
         Literal["gloo", "oneccl", "nccl"],
-        Setting("under torchrun: communication backend; nccl needs one GPU per rank", "--backend"),
+        Setting(
+            "under torchrun: communication backend; nccl needs a click model and one GPU per rank",
+            "--backend",
+        ),
     ] = "gloo"
     rows_on_wire: Annotated[
         Literal["fp32", "bf16"],
@@ -496,7 +499,7 @@ class CheckpointConfig:
     best: Annotated[
         str | None,
         Setting(
-            "with --versions: metric of the curves, such as auc; the version with its best value is always kept",
+            "with --versions of 2 or more: metric of the curves, such as auc; the version with its best value is always kept",
             "--best",
             metavar="METRIC",
         ),

@@ -29,11 +29,12 @@ from rowmill.train.run_files import (
     FILES_ATTACHMENT,
     RunFiles,
     copy_run_file,
+    files_of,
     listed,
     read_run_file,
 )
 from rowmill.train.saved_files import settings_to_save
-from rowmill.train.state import ATTACHMENT, files_of, unpacked
+from rowmill.train.state import ATTACHMENT, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -28,8 +28,8 @@ from rowmill.optim import SGD
 from rowmill.optim.specs import initializer_from_dict
 from rowmill.store.changes import Changes
 from rowmill.store.versions import versions
-from rowmill.train.run_files import read_run_file
-from rowmill.train.state import ATTACHMENT, RunState, files_of, unpacked
+from rowmill.train.run_files import files_of, read_run_file
+from rowmill.train.state import ATTACHMENT, RunState, unpacked
 from rowmill.train.versions import lower_is_better
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ for name in (
     "torch._dynamo",
     "torch.distributed.run",
     "rowmill.cli",
-    "rowmill.train",
+    "rowmill.train.run",
     "rowmill.ctr.ranked_task",
     "rowmill.ctr.loaded_clicks",
     "rowmill.kge.ranked_task",
