@@ -331,22 +331,25 @@ fn an_index_larger_than_the_budget_is_refused_by_name() {
         store.checkpoint(&[]).unwrap();
         store.close();
     }
-    let error = Store::open_volume(std::sync::Arc::new(volume), options(16 << 20)).unwrap_err();
-    assert!(matches!(error, StoreError::MemoryTooSmall { option: "memory", .. }), "{error}");
+    let open = |memory| Store::open_volume(std::sync::Arc::new(volume.clone()), options(memory));
+    let (needed, text) = too_small(open(16 << 20));
+    assert!(text.contains("the index of 1000000 rows") && text.contains("memory=16777216"), "{text}");
+    assert!((17 << 20..48 << 20).contains(&needed), "{needed}");
+    assert_eq!(narrow(&open(needed).unwrap()).len(), 1_000_000);
 }
 
-/// Put rows in turn into tables until the memory holds no index of more rows.
-fn fill(store: &std::sync::Arc<Store>, tables: u64, rows: u64, next: &mut u64) {
+/// Put rows into tables until the memory holds no index of more rows: `calls` times `rows` rows into a table, then
+/// into the next one.
+fn fill(store: &std::sync::Arc<Store>, [tables, calls, rows]: [u64; 3], next: &mut u64) {
     let open = |number| {
         let dim = 1 + number as u32 % 2;
         let spec = TableSpec { staleness: StalenessBound::Infinite, ..spec(dim, SGD) };
         (store.table(&format!("{number}"), &spec), dim)
     };
     for _ in 0..1_000_000 {
-        let (table, dim) = open(*next % tables);
-        let first = *next / tables * rows;
+        let (table, dim) = open(*next / calls % tables);
+        let ids: Vec<u64> = (*next * rows..(*next + 1) * rows).collect();
         *next += 1;
-        let ids: Vec<u64> = (first..first + rows).collect();
         match table.and_then(|table| table.put(&ids, &vec![1.0; ids.len() * dim as usize], None)) {
             Ok(()) => {}
             Err(StoreError::MemoryTooSmall { .. }) => return,
@@ -360,13 +363,21 @@ fn fill(store: &std::sync::Arc<Store>, tables: u64, rows: u64, next: &mut u64) {
 #[test]
 fn a_store_that_used_up_its_memory_opens_with_the_same_memory() {
     let _turn = TURN.lock();
-    // One large table; as many small ones as fit, each with a few rows per shard; some of medium size.
-    for (tables, rows) in [(1, 20_000), (10_000, 50), (40, 700), (10_000, 3_400)] {
+    // One large table; tables with a few rows per shard; of some pages per shard; of many.
+    let small =
+        [[1, 1, 20_000], [10_000, 1, 50], [40, 1, 700], [10_000, 1, 3_400]].map(|shape| (shape, 16 << 20));
+    for (shape, memory) in small.into_iter().chain([([10_000, 114, 1_000], 48 << 20)]) {
         let (volume, mut next) = (MemoryVolume::new(), 0);
-        for life in 0..12 {
-            let opened = Store::open_volume(std::sync::Arc::new(volume.clone()), options(16 << 20));
-            let store = opened.unwrap_or_else(|error| panic!("{tables} tables, life {life}: {error}"));
-            fill(&store, tables, rows, &mut next);
+        for life in 0..8 {
+            // The first opening has a little more memory, so that the others begin with none left.
+            let memory = if life == 0 { memory + memory / 48 } else { memory };
+            let opened = Store::open_volume(std::sync::Arc::new(volume.clone()), options(memory));
+            let store = opened.unwrap_or_else(|error| panic!("{shape:?}, life {life}: {error}"));
+            let before = store.stats().index_bytes;
+            fill(&store, shape, &mut next);
+            let stats = store.stats();
+            let is_within = stats.index_bytes + stats.buffer_bytes <= memory;
+            assert!(is_within || stats.index_bytes == before, "{shape:?}, life {life}: {stats:?}");
             // Changed rows make the log grow, whose memory is part of the budget, too.
             let table = store.open_table("0").unwrap();
             let mut changed = 0;

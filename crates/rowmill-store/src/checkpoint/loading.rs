@@ -14,7 +14,7 @@ use rowmill_rows::Category;
 use crate::error::StoreError;
 use crate::files::{self, DeltaReader, Manifest, Move, SnapshotReader};
 use crate::group::{Group, GroupTable};
-use crate::shard::Shard;
+use crate::shard::{IndexSize, Shard};
 use crate::store::Store;
 use crate::table::home;
 
@@ -70,6 +70,7 @@ impl Store {
         &self,
         manifest: &Manifest,
         by_category: &[Option<GroupTable>],
+        size: IndexSize,
     ) -> Result<(), StoreError> {
         let groups = self.groups.read().clone();
         let ((full, arriving), (empty, returned)) = (channel(), channel());
@@ -96,7 +97,7 @@ impl Store {
             let spawned = std::thread::Builder::new().name(name.clone()).spawn_scoped(scope, read);
             let reader = spawned.map_err(|source| StoreError::Thread { name, source })?;
             for mut batch in arriving {
-                self.take(&groups, &mut batch)?;
+                self.take(&groups, &mut batch, size)?;
                 // If this fails, the reader has already read everything.
                 let _ = empty.send(batch);
             }
@@ -105,7 +106,7 @@ impl Store {
     }
 
     /// Let every shard load its entries.
-    fn take(&self, groups: &[Arc<Group>], batch: &mut Batch) -> Result<(), StoreError> {
+    fn take(&self, groups: &[Arc<Group>], batch: &mut Batch, size: IndexSize) -> Result<(), StoreError> {
         let mut shards: Vec<_> = groups
             .iter()
             .zip(batch)
@@ -116,7 +117,7 @@ impl Store {
         // Report the first error by shard, independent of thread timing.
         let results = self.workers.map_all(shards.len(), |number| {
             let (group, shard, entries) = &shards[number];
-            restore(group, *shard, entries)
+            restore(group, *shard, entries, size)
         });
         for (_, _, entries) in &mut shards {
             entries.clear();
@@ -200,7 +201,7 @@ impl Sorting<'_> {
 }
 
 /// Load the entries of one shard.
-fn restore(group: &Group, shard: usize, entries: &[Entry]) -> Result<(), StoreError> {
+fn restore(group: &Group, shard: usize, entries: &[Entry], size: IndexSize) -> Result<(), StoreError> {
     let mut state = group.shards[shard].state.write();
     let prefetch = |state: &Shard, entry: &Entry| {
         let (_, hash) = shard_and_hash_of(entry.id, group.shards.len());
@@ -217,7 +218,7 @@ fn restore(group: &Group, shard: usize, entries: &[Entry]) -> Result<(), StoreEr
         if table & GUARD != 0 {
             applies = state.restored(table & !GUARD, id) == Some(row);
         } else if std::mem::replace(&mut applies, true) {
-            state.restore(&group.core, table, id, (row != REMOVED).then_some(row))?;
+            state.restore(&group.core, table, id, (row != REMOVED).then_some(row), size)?;
         }
     }
     Ok(())

@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use rowmill_rows::IdRange;
-
 use crate::error::StoreError;
 use crate::files::{self, Manifest};
 use crate::group::{Group, GroupTable, ShardCell};
 use crate::memory::Purpose;
-use crate::store::{KeptVersion, Store};
+use crate::store::{KeptVersion, NewIndex, Store};
 use crate::table::TableState;
 
 impl Store {
@@ -23,15 +21,20 @@ impl Store {
         for entry in &manifest.groups {
             self.open_group(&entry.spec, entry.segment_bytes as usize, &entry.log, Purpose::Open)?;
         }
-        {
+        let size = {
             let groups = self.groups.read().clone();
-            let group = |entry: &files::TableEntry| &*groups[entry.group as usize];
-            let sparse = manifest.tables.iter().filter(|entry| entry.spec.ids == IdRange::Sparse);
-            let hashed = sparse.map(|entry| group(entry).index_bytes_for(entry.spec.ids, entry.rows)).sum();
-            let tables: Vec<_> =
-                manifest.tables.iter().map(|entry| (&*entry.name, entry.spec.ids, group(entry))).collect();
-            self.check_direct_indexes(&tables, hashed, Purpose::Open)?;
-        }
+            let indexes: Vec<NewIndex<'_>> = manifest
+                .tables
+                .iter()
+                .map(|entry| NewIndex {
+                    table: &entry.name,
+                    ids: entry.spec.ids,
+                    rows: entry.rows,
+                    group: &groups[entry.group as usize],
+                })
+                .collect();
+            self.check_indexes(&indexes, Purpose::Open)?
+        };
         let mut by_category: Vec<Option<GroupTable>> = Vec::new();
         {
             let mut tables = self.tables.write();
@@ -56,10 +59,9 @@ impl Store {
         }
         for entry in &manifest.tables {
             let (group, table) = by_category[entry.category.0 as usize].as_ref().expect("inserted above");
-            group.reserve(table.local, entry.rows);
+            group.reserve(table.local, entry.rows, size);
         }
-        self.load_index(manifest, &by_category)?;
-        self.fit_indexes();
+        self.load_index(manifest, &by_category, size)?;
         let keeps = !manifest.versions.is_empty() && !self.options.read_only;
         for group in self.groups.read().iter() {
             if keeps {
@@ -76,6 +78,7 @@ impl Store {
                 group.core.charge_log();
             }
         }
+        self.fit_indexes();
         for entry in &manifest.tables {
             let (group, table) = by_category[entry.category.0 as usize].as_ref().expect("inserted above");
             let found = group.len(table.local) as u64;

@@ -23,7 +23,7 @@ impl Group {
     /// # Errors
     /// When a row cannot be written to the log.
     pub(crate) fn shrink_if_over(&self) -> Result<(), StoreError> {
-        let over = self.core.budget.rows_over(0);
+        let over = self.core.budget.rows_over();
         if over == 0 {
             return Ok(());
         }
@@ -56,7 +56,7 @@ impl Group {
 /// # Errors
 /// When a row cannot be written to the log.
 pub(crate) fn shrink_all_if_over(groups: &[Arc<Group>], budget: &Budget) -> Result<(), StoreError> {
-    let over = budget.rows_over(0);
+    let over = budget.rows_over();
     let used: u64 = groups.iter().map(|group| group.core.used_bytes()).sum();
     if over == 0 || used == 0 {
         return Ok(());

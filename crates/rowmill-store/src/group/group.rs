@@ -14,7 +14,7 @@ use rowmill_sync::{Gate, Mutex, RwLock, ranks};
 use crate::error::StoreError;
 use crate::memory::{Budget, Claim};
 use crate::metrics::Counters;
-use crate::shard::{Core, SLOTS_MIN, Shard};
+use crate::shard::{Core, IndexSize, SLOTS_MIN, Shard};
 use crate::staleness::{Held, Tickets};
 use crate::table::{Keys, TableIds, TableState};
 use crate::threads::Workers;
@@ -117,10 +117,13 @@ impl Group {
 
     /// Reserve index memory for the `rows` of a table that is being opened, as far as the budget allows.
     /// Without this the growing index would move its entries several times.
-    pub(crate) fn reserve(&self, table: u32, rows: u64) {
-        let rows = self.rows_in_shard(rows);
+    pub(crate) fn reserve(&self, table: u32, rows: u64, size: IndexSize) {
+        let rows = match size {
+            IndexSize::Roomy => self.rows_in_shard(rows),
+            IndexSize::Exact => rows as usize / self.shards.len(),
+        };
         for cell in &self.shards {
-            cell.state.write().reserve(&self.core, table, rows);
+            cell.state.write().reserve(&self.core, table, rows, size);
         }
     }
 
@@ -128,6 +131,15 @@ impl Group {
     pub(crate) fn index_bytes_for(&self, ids: IdRange, rows: u64) -> u64 {
         let (shards, rows) = (self.shards.len(), self.rows_in_shard(rows));
         (0..shards).map(|shard| TableIndex::bytes_for(ids, rows, shard, shards) as u64).sum()
+    }
+
+    /// Bytes of the index of a table with `rows` rows, if it has no room for more.
+    pub(crate) fn index_bytes_least(&self, ids: IdRange, rows: u64) -> u64 {
+        match ids {
+            // Pages of all shards hold at least as much as pages of one.
+            IdRange::Sparse => TableIndex::bytes_for(ids, rows as usize, 0, 1) as u64,
+            IdRange::Dense { .. } => self.index_bytes_for(ids, rows),
+        }
     }
 
     /// Estimated rows of the fullest shard, of `rows` in total.

@@ -102,6 +102,18 @@ impl Budget {
         self.fixed.fetch_add(difference, Relaxed);
     }
 
+    /// Take `bytes` for an index, if the memory then still holds `row_bytes_min` of rows. Returns whether it did.
+    pub(crate) fn take_index(&self, bytes: u64, row_bytes_min: u64, purpose: Purpose) -> bool {
+        let limit = self.limit(purpose);
+        let others = self.other_bytes() - self.index_bytes() + row_bytes_min;
+        // One step, so that shards that grow at the same time do not take the same memory.
+        self.index
+            .fetch_update(Relaxed, Relaxed, |index| {
+                (others + index + bytes <= limit).then_some(index + bytes)
+            })
+            .is_ok()
+    }
+
     /// Record a changed size of an index.
     pub(crate) fn resize_index(&self, before: usize, after: usize) {
         if after >= before {
@@ -139,12 +151,7 @@ impl Budget {
 
     /// Bytes that resident rows may use now.
     pub(crate) fn row_limit(&self) -> u64 {
-        self.row_limit_after(0)
-    }
-
-    /// Bytes that resident rows may use once the index has grown by `bytes`.
-    fn row_limit_after(&self, bytes: u64) -> u64 {
-        let left = self.memory.saturating_sub(self.other_bytes() + bytes);
+        let left = self.memory.saturating_sub(self.other_bytes());
         match self.row_memory {
             Some(rows) => rows.saturating_sub(self.log_buffers.load(Relaxed)).min(left),
             None => left,
@@ -168,9 +175,9 @@ impl Budget {
         self.rows.fetch_sub(bytes, Relaxed);
     }
 
-    /// By how many bytes rows will exceed their limit once the index has grown by `bytes`.
-    pub(crate) fn rows_over(&self, bytes: u64) -> u64 {
-        self.row_bytes().saturating_sub(self.row_limit_after(bytes))
+    /// By how many bytes rows exceed their limit.
+    pub(crate) fn rows_over(&self) -> u64 {
+        self.row_bytes().saturating_sub(self.row_limit())
     }
 
     /// Which option is too small to hold `row_bytes` of rows: its name, its value, and the smallest
@@ -190,7 +197,11 @@ impl Budget {
 
     /// Whether the memory suffices for `bytes` besides everything but rows.
     pub(crate) fn allows(&self, bytes: u64, purpose: Purpose) -> bool {
-        self.needed(bytes) <= self.memory + self.excess(purpose)
+        self.needed(bytes) <= self.limit(purpose)
+    }
+
+    fn limit(&self, purpose: Purpose) -> u64 {
+        self.memory + self.excess(purpose)
     }
 
     /// By how many bytes the memory may be exceeded.
@@ -204,5 +215,23 @@ impl Budget {
     /// The smallest memory with which this store works, given its memory for everything but rows.
     pub(crate) fn needed(&self, row_bytes_min: u64) -> u64 {
         self.other_bytes() + row_bytes_min
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indexes_that_grow_at_the_same_time_stay_inside_the_memory() {
+        for _ in 0..20 {
+            let budget = Budget::new(1 << 20, None);
+            let take = || while budget.take_index(4096, 1000, Purpose::Grow) {};
+            std::thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(take))));
+            assert_eq!(budget.index_bytes(), ((1 << 20) - 1000) / 4096 * 4096);
+            // Opening may take a twentieth more.
+            assert!(budget.take_index(52_000, 1000, Purpose::Open));
+            assert!(!budget.take_index(4096, 1000, Purpose::Open));
+        }
     }
 }

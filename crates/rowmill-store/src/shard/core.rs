@@ -46,6 +46,14 @@ pub(crate) struct Core {
     pub(crate) spills_seen: AtomicU64,
 }
 
+impl Drop for Core {
+    /// Remove the charges of the log: a group that cannot be made leaves none.
+    fn drop(&mut self) {
+        self.budget.resize_log_buffers(self.log_charged.load(Relaxed), 0);
+        self.budget.resize_fixed(self.scratch_charged.load(Relaxed), 0);
+    }
+}
+
 impl Core {
     /// Bytes charged to the budget per slot.
     pub(crate) fn slot_bytes(&self) -> u64 {
@@ -158,48 +166,41 @@ impl Core {
         self.budget.resize_fixed(self.scratch_charged.swap(scratch, Relaxed), scratch);
     }
 
-    /// Remove the charges of the log, before it is dropped.
-    pub(crate) fn uncharge_log(&self) {
-        self.budget.resize_log_buffers(self.log_charged.swap(0, Relaxed), 0);
-        self.budget.resize_fixed(self.scratch_charged.swap(0, Relaxed), 0);
-    }
-
     /// The minimum memory of resident rows: every shard needs a few slots.
     pub(crate) fn rows_min(&self) -> u64 {
         (self.shards * SLOTS_MIN) as u64 * self.slot_bytes()
     }
 
-    /// Check that the index may grow by `bytes` and leave the minimum of rows.
+    /// Take memory for an index that grows by `bytes`, if that leaves the minimum of rows.
     ///
     /// # Errors
     /// [`StoreError::MemoryTooSmall`] with the smallest sufficient memory.
-    pub(crate) fn check_index_growth(&self, bytes: u64, purpose: Purpose) -> Result<(), StoreError> {
-        self.check_room(bytes, purpose, || {
-            let index = self.budget.index_bytes() + bytes;
-            format!("the index of the rows created so far ({index} bytes) with its buffers")
-        })
+    pub(crate) fn take_index(&self, bytes: usize, purpose: Purpose) -> Result<(), StoreError> {
+        let bytes = bytes as u64;
+        if self.budget.take_index(bytes, self.rows_min(), purpose) {
+            return Ok(());
+        }
+        let index = self.budget.index_bytes() + bytes;
+        let what = format!("the index of the rows created so far ({index} bytes) with its buffers");
+        Err(self.too_small(bytes, what))
     }
 
     /// Check that there is room for `bytes` besides the minimum of rows.
     ///
     /// # Errors
     /// [`StoreError::MemoryTooSmall`] with the smallest sufficient memory for `what`.
-    pub(crate) fn check_room(
-        &self,
-        bytes: u64,
-        purpose: Purpose,
-        what: impl FnOnce() -> String,
-    ) -> Result<(), StoreError> {
-        if self.budget.allows(self.rows_min() + bytes, purpose) {
+    pub(crate) fn check_room(&self, bytes: u64, what: impl FnOnce() -> String) -> Result<(), StoreError> {
+        if self.budget.allows(self.rows_min() + bytes, Purpose::Grow) {
             return Ok(());
         }
+        Err(self.too_small(bytes, what()))
+    }
+
+    /// The memory is too small for `bytes` more, for `what`.
+    fn too_small(&self, bytes: u64, what: String) -> StoreError {
         let needed = self.budget.needed(self.rows_min() + bytes);
-        Err(StoreError::MemoryTooSmall {
-            option: "memory",
-            given: self.budget.memory(),
-            needed: needed + needed / 4,
-            what: what(),
-        })
+        let (option, given) = ("memory", self.budget.memory());
+        StoreError::MemoryTooSmall { option, given, needed: needed + needed / 4, what }
     }
 
     /// Fill `row` (`stride / 4` floats) with the initial values of a new row of `table`.

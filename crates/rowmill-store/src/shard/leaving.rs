@@ -72,10 +72,10 @@ impl Shard {
         }
     }
 
-    /// Spill rows before the index of this shard grows by `bytes`. Indexes of a group grow at about the same
-    /// time. If rows left only afterwards, all these indexes together would exceed the budget.
+    /// Spill rows after `bytes` were taken for this shard, and before they are used. Indexes of a group grow at
+    /// about the same time. If rows left only afterwards, all these indexes together would exceed the budget.
     pub(super) fn make_room(&mut self, core: &Core, bytes: usize) -> Result<(), StoreError> {
-        let over = core.budget.rows_over(bytes as u64).min(bytes as u64);
+        let over = core.budget.rows_over().min(bytes as u64);
         let slots = over.div_ceil(core.slot_bytes()) as usize;
         // At most half of the slots are given up here; the other shards give up the rest afterwards.
         self.shrink(core, self.slots - slots.min(self.slots / 2)).map(drop)

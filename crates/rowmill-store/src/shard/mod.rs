@@ -22,4 +22,5 @@ pub(crate) use clocks::Clock;
 pub(crate) use core::Core;
 pub(crate) use due::STEPS_MAX;
 pub(crate) use feed_backlog::FeedBacklog;
+pub(crate) use restore::IndexSize;
 pub(crate) use shard::{Miss, Reason, SLOTS_MIN, Shard, SlotsInPlace};

@@ -7,18 +7,31 @@ use super::shard::Shard;
 use crate::error::StoreError;
 use crate::memory::Purpose;
 
-/// Indexes of shards up to this size are not reserved. Larger ones exceed their need by less than a twentieth.
+/// Exact indexes of shards up to this size are not reserved, because rounding to pages could double them.
 const RESERVED_BYTES_MIN: usize = 128 << 10;
+/// An exact index that is loaded grows by 1/128, or by one page.
+const GROWTH_SHARE: usize = 128;
+
+/// How large indexes become when they are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IndexSize {
+    /// With room for the fullest shard and for rows to come. Nothing is moved while it is loaded.
+    Roomy,
+    /// As large as its rows need. It is loaded in small steps, which move its entries.
+    Exact,
+}
 
 impl Shard {
-    /// Reserve index memory for `rows` more rows of a table, if the budget allows it. Small indexes grow
-    /// as they are loaded: reserved for the fullest shard, they could take twice the pages that they need.
-    pub(crate) fn reserve(&mut self, core: &Core, table: u32, rows: usize) {
+    /// Reserve index memory for `rows` more rows of a table, if the budget allows it.
+    pub(crate) fn reserve(&mut self, core: &Core, table: u32, rows: usize, size: IndexSize) {
         let index = &mut self.indexes[table as usize];
         let growth = index.grow_bytes_if_inserting(rows);
-        if growth > RESERVED_BYTES_MIN && core.check_index_growth(growth as u64, Purpose::Grow).is_ok() {
+        if size == IndexSize::Exact && growth <= RESERVED_BYTES_MIN {
+            return;
+        }
+        if core.take_index(growth, Purpose::Grow).is_ok() {
+            self.index_bytes += growth;
             index.reserve(rows);
-            self.charge_index(core);
         }
     }
 
@@ -47,22 +60,26 @@ impl Shard {
         table: u32,
         id: u64,
         row: Option<u32>,
+        size: IndexSize,
     ) -> Result<(), StoreError> {
         let index = &mut self.indexes[table as usize];
         match (index.find(id), row) {
             (Some(entry), Some(row)) => index.set_location(entry, Location::device(row)),
             (None, Some(row)) => {
                 let growth = index.grow_bytes_if_inserting(1);
-                if growth > 0 && core.check_index_growth(growth as u64, Purpose::Grow).is_err() {
-                    // Little memory is left: take what this row needs, without a reserve for further ones.
-                    let growth = index.bytes_to_fit(1) - index.bytes();
-                    core.check_index_growth(growth as u64, Purpose::Open)?;
-                    index.fit(1);
+                if growth > 0 {
+                    self.index_bytes +=
+                        if size == IndexSize::Roomy && core.take_index(growth, Purpose::Grow).is_ok() {
+                            growth
+                        } else {
+                            let rows = (index.len() / GROWTH_SHARE).max(1);
+                            let growth = index.bytes_to_fit(rows) - index.bytes();
+                            core.take_index(growth, Purpose::Open)?;
+                            index.fit(rows);
+                            growth
+                        };
                 }
                 index.insert(id, Location::device(row));
-                if growth > 0 {
-                    self.charge_index(core);
-                }
             }
             (Some(_), None) => {
                 index.remove(id);

@@ -293,10 +293,12 @@ impl Shard {
         let index = &self.indexes[table as usize];
         let growth = index.grow_bytes_if_inserting(1);
         if growth > 0 {
-            core.check_index_growth(growth as u64, Purpose::Grow)?;
-            self.make_room(core, growth)?;
+            core.take_index(growth, Purpose::Grow)?;
+            self.index_bytes += growth;
+            // Without the row, the index does not grow: its memory is given back.
+            self.make_room(core, growth).inspect_err(|_| self.charge_index(core))?;
         }
-        let slot = self.take_slot(core)?;
+        let slot = self.take_slot(core).inspect_err(|_| self.charge_index(core))?;
         let entry = self.indexes[table as usize].insert(id, Location::resident(slot));
         self.edits += 1;
         if growth > 0 {
@@ -377,8 +379,9 @@ impl Shard {
         }
         // Charged like other bookkeeping: not to the rows if their memory is fixed.
         if !core.budget.rows_are_fixed() {
-            self.make_room(core, after - before)?;
             core.budget.resize_fixed(before as u64, after as u64);
+            let made = self.make_room(core, after - before);
+            made.inspect_err(|_| core.budget.resize_fixed(after as u64, before as u64))?;
         }
         self.coming.resize(after);
         Ok(())

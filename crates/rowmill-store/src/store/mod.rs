@@ -13,6 +13,7 @@ mod saved;
 mod store;
 mod table;
 
+pub(crate) use index_room::NewIndex;
 pub(crate) use log_device::{log_device, log_name};
 pub use pooled::AskedRows;
 pub use request_queue::QueuedGet;

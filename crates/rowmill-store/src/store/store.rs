@@ -11,6 +11,7 @@ use rowmill_rows::{Category, GroupSpec, IdRange, TableSpec};
 use rowmill_sync::{Mutex, Poison, RwLock, ranks};
 
 use super::gather_stats::gather_stats;
+use super::index_room::NewIndex;
 use super::log_device::{log_device, log_name};
 use super::request_queue::{QueuedGet, RequestQueue};
 use super::saved::Saved;
@@ -114,11 +115,10 @@ impl Store {
         }
         let group = self.group(&spec.group())?;
         if let Some(admission) = spec.admission {
-            group
-                .core
-                .check_room(admission.bytes, Purpose::Grow, || format!("the sketch of table {name:?}"))?;
+            group.core.check_room(admission.bytes, || format!("the sketch of table {name:?}"))?;
         }
-        self.check_direct_indexes(&[(name, spec.ids, &group)], 0, Purpose::Grow)?;
+        let index = NewIndex { table: name, ids: spec.ids, rows: 0, group: &group };
+        self.check_indexes(&[index], Purpose::Grow)?;
         let category = Category(self.next_category.fetch_add(1, Relaxed));
         let entry = self.enter_table(&mut tables, name, category, &group, spec, 0);
         drop(tables);
@@ -222,7 +222,6 @@ impl Store {
         // Rows of other groups leave memory for this group, down to the minimum of each group.
         let rows_min = groups.iter().map(|group| group.core.rows_min()).sum::<u64>() + core.rows_min();
         if let Some((option, given, needed)) = self.budget.too_small_for_rows(rows_min, purpose) {
-            core.uncharge_log();
             return Err(StoreError::MemoryTooSmall {
                 option,
                 given,
@@ -234,13 +233,9 @@ impl Store {
                 ),
             });
         }
-        let group = Arc::new(Group::new(
-            core,
-            Arc::clone(&self.tickets),
-            Arc::clone(&self.workers),
-            Arc::clone(&self.counters),
-            self.options.wait_deadline,
-        )?);
+        let (tickets, workers) = (Arc::clone(&self.tickets), Arc::clone(&self.workers));
+        let counters = Arc::clone(&self.counters);
+        let group = Arc::new(Group::new(core, tickets, workers, counters, self.options.wait_deadline)?);
         groups.push(Arc::clone(&group));
         Ok(group)
     }
