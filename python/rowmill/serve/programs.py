@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -150,24 +150,31 @@ class ProgramThreads:
         self, requests: list[list[Tensor]]
     ) -> tuple[Sequence[Sequence[Tensor] | Exception], float]:
         """The outputs of each request or its error, and the CPU time of the program in seconds."""
-        if self._sized is not None:
-            return self._timed(self._sized, requests)
-        if self._joins and len(requests) > 1:
-            rows = [tensors[0].shape[0] for tensors in requests]
-            joined = [torch.cat(parts) for parts in zip(*requests, strict=True)]
-            outputs, cpu_s = self._timed(self._program, *joined)
-            return list(zip(*(output.split(rows) for output in outputs), strict=True)), cpu_s
+        if self._sized is not None or (self._joins and len(requests) > 1):
+            # One request can make the whole batch raise, for example by an index that is out of range.
+            with suppress(Exception):
+                return self._run_joined(requests)
         answers: list[Sequence[Tensor] | Exception] = []
         cpu_s = 0.0
         for tensors in requests:
             try:
                 outputs, more_s = self._timed(self._program, *tensors)
             except Exception as error:  # Such as a row that cannot be read; others do not need it.
-                answers.append(error)
+                # Frames of the traceback hold the tensors of the requests, and this frame holds the error: a cycle.
+                answers.append(error.with_traceback(None))
                 continue
             answers.append(outputs)
             cpu_s += more_s
         return answers, cpu_s
+
+    def _run_joined(self, requests: list[list[Tensor]]) -> tuple[Sequence[Sequence[Tensor]], float]:
+        """The outputs of each request, all of them by one call of the program."""
+        if self._sized is not None:
+            return self._timed(self._sized, requests)
+        rows = [tensors[0].shape[0] for tensors in requests]
+        joined = [torch.cat(parts) for parts in zip(*requests, strict=True)]
+        outputs, cpu_s = self._timed(self._program, *joined)
+        return list(zip(*(output.split(rows) for output in outputs), strict=True)), cpu_s
 
     def _timed(self, program: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
         """What a program gives, when the device is free, and its CPU time."""

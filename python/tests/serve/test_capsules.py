@@ -18,10 +18,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from python.tests.serve.test_faults import until
 from rowmill import _core
 from rowmill.errors import InvalidInput, ServingError
 from rowmill.partition.export import export
-from rowmill.serve.device import Device
+from rowmill.serve.device import Device, SizedProgram
 from rowmill.serve.files import BundleFiles
 from rowmill.serve.programs import ProgramThreads
 
@@ -55,6 +56,17 @@ class Views(nn.Module):
         return whole, whole.transpose(1, 2)
 
 
+class Chosen(nn.Module):
+    """Returns the row of a table for each number, and raises if the table has no such row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(8.0).reshape(4, 2) + 1)
+
+    def forward(self, number: Tensor) -> Tensor:
+        return cast("Tensor", self.table)[number]
+
+
 def tensors_of_all_kinds(rows: int) -> dict[str, Tensor]:
     values = torch.arange(rows * 6).reshape(rows, 2, 3) % 100
     tensors = {kind: values.to(getattr(torch, kind)) for kind in _KINDS}
@@ -68,6 +80,8 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     export(Reversed(), kinds, out=folder / "reversed", seeds=["aten::flip"])
     views = [(torch.rand(rows, 1, 32, 64),) for rows in (4, 2)]
     export(Views(), views, out=folder / "views", seeds=["aten::squeeze", "aten::transpose"])
+    chosen = [(torch.arange(rows) % 4,) for rows in (4, 2)]
+    export(Chosen(), chosen, out=folder / "chosen", seeds=["aten::index"])
     return folder
 
 
@@ -286,6 +300,40 @@ def test_a_program_answers_each_request_by_itself_where_rows_depend_on_each_othe
             for output, given in zip(future.result(_WAIT_S), request, strict=True):
                 assert same(output, given.flip(0))
         assert model.held_bytes() == 0
+
+
+@pytest.mark.parametrize("sized", [False, True])
+def test_a_request_that_raises_in_a_joined_batch_fails_alone(bundles: Path, sized: bool) -> None:
+    table = torch.arange(8.0).reshape(4, 2) + 1
+    numbers = [[0], [3, 1], [1, 4, 2], [2]]
+    with asked(bundles / "chosen") as model:
+        device = Device("cpu")
+        threads = ProgramThreads(model.files, "dense", model.queue, device, None, 8)
+        assert threads._joins
+        if sized:  # As on a GPU.
+            example = [torch.tensor([0])]
+            threads._sized = SizedProgram(threads._program, device, example, rows_max=8)
+        for together in ([0, 1, 3], [0, 1, 2, 3], [2], [0, 1, 3]):
+            with torch.inference_mode():
+                answers, _ = threads._run([[torch.tensor(numbers[at])] for at in together])
+            for at, answer in zip(together, answers, strict=True):
+                if at == 2:
+                    assert isinstance(answer, IndexError)
+                    assert answer.__traceback__ is None
+                else:
+                    assert not isinstance(answer, Exception)
+                    assert same(answer[0], table[numbers[at]])
+        with device.turn:  # The first waits here, and the others become one batch.
+            futures = [model.ask(torch.tensor(number)) for number in numbers]
+        for at, future in enumerate(futures):
+            if at == 2:
+                with pytest.raises(ServingError, match="half of chosen failed: IndexError"):
+                    future.result(_WAIT_S)
+            else:
+                assert same(future.result(_WAIT_S)[0], table[numbers[at]])
+        # The thread drops its tensors after it has replied.
+        until("memory is free", lambda: model.held_bytes() == 0)
+    threads.join()
 
 
 def test_a_program_may_answer_with_views_of_its_request(bundles: Path) -> None:
