@@ -211,14 +211,18 @@ impl<T> Batcher<T> {
     /// Put a request into its reserved place.
     ///
     /// # Errors
-    /// Gives the request back where its deadline has passed, or the queue was cleared.
+    /// Gives the request back where its deadline has passed, the queue was cleared, or it has more rows than a batch. It has
+    /// no place then.
     pub fn fill(&mut self, place: Place, rows: u32, request: T) -> Result<(), T> {
         match self.queue.get_mut(&place) {
             Some(waiting) if rows <= self.limits.batch_rows_max => {
                 *waiting = Waiting { rows, request: Some(request) };
                 Ok(())
             }
-            _ => Err(request),
+            _ => {
+                self.give_up(place);
+                Err(request)
+            }
         }
     }
 

@@ -264,6 +264,16 @@ mod tests {
     }
 
     #[test]
+    fn a_reserved_place_is_free_again_when_its_request_is_too_large() {
+        let (dispatcher, refusals) = dispatcher(1, 1);
+        dispatcher.reserve(soon(), 1).unwrap().submit(101, 7);
+        assert_eq!(refusals.recv().unwrap(), (7, Refusal::TooLarge { rows: 101, rows_max: 100 }));
+        assert_eq!(dispatcher.queued(), 0);
+        dispatcher.submit(soon(), 1, 8);
+        assert_eq!(dispatcher.take(LONG).unwrap().requests, [8]);
+    }
+
+    #[test]
     fn a_wait_without_requests_ends() {
         assert!(dispatcher(2, 1).0.take(Duration::from_millis(1)).is_none());
     }
