@@ -158,6 +158,24 @@ fn a_damaged_payload_spoils_its_message_alone() {
 }
 
 #[test]
+fn payloads_beyond_the_limit_spoil_their_message_alone() {
+    let mut bytes = golden("request");
+    bytes.extend(golden("reply"));
+    let mut stream = &bytes[..];
+    let limits = Limits { payload_bytes_max: 5000, ..Limits::default() };
+    let intake = Intake::new(arena(), limits);
+    let Received::Spoiled { header, cause } = poll_now(read(&mut stream, &intake)).unwrap() else { panic!() };
+    assert_eq!((header.kind, header.id), (Kind::Request, 0x0102_0304_0506_0708));
+    let text = cause.to_string();
+    assert!(text.contains("5033 bytes") && text.contains("request_max is 5000"), "{text}");
+    assert_eq!(intake.arena.held_bytes(), 0);
+    assert!(
+        matches!(poll_now(read(&mut stream, &intake)).unwrap(), Received::Message(reply) if reply.id == 9)
+    );
+    assert!(stream.is_empty());
+}
+
+#[test]
 fn errors_name_what_is_wrong() {
     let other_version = {
         let mut bytes = golden("hello");
@@ -165,7 +183,6 @@ fn errors_name_what_is_wrong() {
         bytes
     };
     let one = Limits { tensors_max: 4, ..Limits::default() };
-    let small = Limits { payload_bytes_max: 5000, ..Limits::default() };
     for (bytes, limits, text) in [
         (
             b"GET /metrics HTTP/1.1\r\n".repeat(4),
@@ -178,7 +195,6 @@ fn errors_name_what_is_wrong() {
             "the peer sends messages of version 1, this build reads version 2",
         ),
         (golden("request"), one, "the message has 5 tensors, the limit is 4"),
-        (golden("request"), small, "bytes of payloads, the limit is 5000"),
     ] {
         let error = poll_now(read(&mut &bytes[..], &Intake::new(arena(), limits))).unwrap_err().to_string();
         assert!(error.contains(text), "{error}");

@@ -139,19 +139,67 @@ fn refusals_and_failures_say_why() {
             .unwrap_err()
             .to_string();
         assert!(error.contains("000000000000feed") && error.contains("0000000000000bad"), "{error}");
+    });
+}
 
-        let large = bytes(&mine, 0, (16 << 20) + 1, 0);
-        let five = vec![large.clone(); 5];
-        let five = (0..)
-            .zip(five)
-            .map(|(name, tensor)| Tensor { name: TensorName::Number(name), ..tensor })
-            .collect();
-        let error = dense.server.handle().block_on(client.call(five, [0; 16], by(GENEROUS))).unwrap_err();
-        assert!(
-            matches!(error, CallError::Disconnected { .. }),
-            "beyond 64 MiB the stream is not read: {error}"
-        );
-        assert!(matches!(call(0), CallError::Failed { .. }), "the next call connects again");
+/// Tensors of more than 64 MiB together, which share 4 MiB of memory. The first is small.
+fn too_large(arena: &Arena) -> Vec<Tensor> {
+    let (small, large) = (bytes(arena, 0, 10, 0), bytes(arena, 1, 4 << 20, 0));
+    let numbered = |name| Tensor { name: TensorName::Number(name), ..large.clone() };
+    std::iter::once(small).chain((1..=16).map(numbered)).collect()
+}
+
+#[test]
+fn a_request_beyond_the_limit_fails_alone_and_its_connection_stays() {
+    each_transport(|address| {
+        let (sender, requests) = mpsc::channel();
+        let dense =
+            Dense::start(address, arena(), 64, move |incoming: Incoming| sender.send(incoming).unwrap());
+        let mine = arena();
+        let client = dense.client(&mine);
+        let handle = dense.server.handle();
+        let (other, tensor) = (client.clone(), bytes(&mine, 0, 10_000, 1));
+        let open = handle.spawn(async move {
+            let reply = other.call(vec![tensor.clone()], [0; 16], by(GENEROUS)).await.unwrap();
+            assert!(reply.tensors[0].data == tensor.data);
+        });
+        let waiting = requests.recv().unwrap();
+
+        let error = handle.block_on(client.call(too_large(&mine), [0; 16], by(GENEROUS))).unwrap_err();
+        assert!(matches!(error, CallError::Failed { status: Status::Invalid, .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("67108874 bytes") && text.contains("request_max is 67108864"), "{text}");
+
+        let Incoming { request, replier, .. } = waiting;
+        replier.reply(request.tensors);
+        handle.block_on(open).unwrap();
+        until("memory of requests returns", || mine.held_bytes() == 0);
+        until("memory of replies returns", || dense.arena.held_bytes() == 0);
+    });
+}
+
+#[test]
+fn a_reply_beyond_the_limit_fails_alone_and_its_connection_stays() {
+    each_transport(|address| {
+        let (sender, requests) = mpsc::channel();
+        let dense =
+            Dense::start(address, arena(), 64, move |incoming: Incoming| sender.send(incoming).unwrap());
+        let mine = arena();
+        let client = dense.client(&mine);
+        let call = || {
+            let client = client.clone();
+            dense.server.handle().spawn(async move { client.call(vec![], [0; 16], by(GENEROUS)).await })
+        };
+        let open = call();
+        let waiting = requests.recv().unwrap();
+        let large = call();
+        requests.recv().unwrap().replier.reply(too_large(&dense.arena));
+        let error = dense.server.handle().block_on(large).unwrap().unwrap_err();
+        assert!(matches!(error, CallError::Spoiled { .. }), "{error}");
+        assert!(error.to_string().contains("67108874 bytes"), "{error}");
+        waiting.replier.reply(Vec::new());
+        dense.server.handle().block_on(open).unwrap().unwrap();
+        until("memory of replies returns", || dense.arena.held_bytes() == 0);
     });
 }
 

@@ -72,13 +72,22 @@ pub enum MessageError {
         /// Its place in the table.
         tensor: u16,
     },
-    /// More than the reader takes.
-    #[error("the message has {found} {what}, the limit is {limit}: raise the limit or send less")]
+    /// More tensors than the reader takes.
+    #[error("the message has {tensors} tensors, the limit is {limit}: use a model with fewer")]
+    TooManyTensors {
+        /// Tensors by the header.
+        tensors: u16,
+        /// How many are allowed.
+        limit: u16,
+    },
+    /// More bytes than the reader takes.
+    #[error(
+        "the tensors of the message have {bytes} bytes, but the receiver's request_max is {limit}: send fewer rows, or \
+         raise request_max there"
+    )]
     TooLarge {
-        /// Tensors, or bytes of payloads.
-        what: &'static str,
-        /// How many.
-        found: u64,
+        /// Bytes of all payloads.
+        bytes: u64,
         /// How many are allowed.
         limit: u64,
     },

@@ -141,11 +141,7 @@ impl Header {
             return wrong("time left", self.time_left_us, "0 but in requests and reservations");
         }
         if self.tensors > limits.tensors_max {
-            return Err(MessageError::TooLarge {
-                what: "tensors",
-                found: self.tensors.into(),
-                limit: limits.tensors_max.into(),
-            });
+            return Err(MessageError::TooManyTensors { tensors: self.tensors, limit: limits.tensors_max });
         }
         let tensors = usize::from(self.tensors);
         let fits = |bytes: u32, max: usize| {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rowmill_io::{crc32c, crc32c_append};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use super::table::{Entry, Place, decode_table};
+use super::table::{Entry, Place, check_bytes, decode_table};
 use super::{HEADER_BYTES, Header, Limits, Message, MessageError, Tensor};
 use crate::arena::{Arena, ArenaError, Buffer, LentMessage, Mapping, Release};
 
@@ -37,7 +37,7 @@ pub enum Received {
 /// Why a message cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoiledCause {
-    /// A payload or the table is wrong.
+    /// A payload is wrong, or the payloads are too large together.
     #[error(transparent)]
     Message(#[from] MessageError),
     /// The arena has no room for it.
@@ -113,8 +113,15 @@ pub(crate) async fn read_after(
         let mut table = vec![0; header.table_bytes as usize];
         stream.read_exact(&mut table).await?;
         verify(|| "the table".into(), crc32c(&table), header.table_crc)?;
-        let entries = decode_table(&table, &header, &intake.limits)?;
-        let inline = read_inline(stream, &header, &entries, intake, room_by).await?;
+        let entries = decode_table(&table, &header)?;
+        // The table tells where the message ends, so other messages on the connection need not fail with this one.
+        let inline = match check_bytes(&entries, &intake.limits) {
+            Ok(()) => read_inline(stream, &header, &entries, intake, room_by).await?,
+            Err(cause) => {
+                skip(stream, header.inline_bytes.into()).await?;
+                Err(cause.into())
+            }
+        };
         let inline = inline.map_err(|cause| spoiled = Some(cause)).unwrap_or_default();
         let lent = intake.peer.as_ref().filter(|_| entries.iter().any(|entry| entry.place == Place::Shared));
         let lent = lent.map(|peer| {

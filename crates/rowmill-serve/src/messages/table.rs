@@ -62,28 +62,17 @@ pub(super) fn encode_entry(table: &mut Vec<u8>, entry: &Entry) {
     table.resize(table.len().next_multiple_of(8), 0);
 }
 
-/// Read the table of a message with the header `header`, whose checksum is right.
+/// Read the table of a message with the header `header`, whose checksum is right. The payloads may be larger than a
+/// reader takes.
 ///
 /// Offsets inside the message have one right value, so every tensor is inside the message and none overlaps another.
-pub(super) fn decode_table(
-    table: &[u8],
-    header: &Header,
-    limits: &Limits,
-) -> Result<Vec<Entry>, MessageError> {
+pub(super) fn decode_table(table: &[u8], header: &Header) -> Result<Vec<Entry>, MessageError> {
     let misfit = || MessageError::Table { tensors: header.tensors, table_bytes: header.table_bytes };
     let mut rest = table;
     let mut entries: Vec<Entry> = Vec::with_capacity(header.tensors.into());
-    let (mut inline, mut stream, mut payload) = (0_u64, 0_u64, 0_u64);
+    let (mut inline, mut stream) = (0_u64, 0_u64);
     for number in 0..header.tensors {
         let entry = decode_entry(&mut rest, number).ok_or_else(misfit)??;
-        payload = payload.saturating_add(entry.bytes);
-        if payload > limits.payload_bytes_max {
-            return Err(MessageError::TooLarge {
-                what: "bytes of payloads",
-                found: payload,
-                limit: limits.payload_bytes_max,
-            });
-        }
         let expected = match entry.place {
             Place::Inline => {
                 let at = inline;
@@ -92,7 +81,10 @@ pub(super) fn decode_table(
             }
             Place::Stream => {
                 let at = stream;
-                stream += entry.bytes;
+                let end = stream.checked_add(entry.bytes);
+                stream = end.ok_or_else(|| {
+                    wrong(number, "bytes", entry.bytes, format!("less than 2^64 with {at} bytes before"))
+                })?;
                 at
             }
             // Whether it lies inside the sender's arena is known where that is mapped.
@@ -121,6 +113,13 @@ pub(super) fn decode_table(
         Some((tensor, _)) => Err(MessageError::Twice { tensor }),
         None => Ok(entries),
     }
+}
+
+/// Check the bytes of all payloads against the limits.
+pub(super) fn check_bytes(entries: &[Entry], limits: &Limits) -> Result<(), MessageError> {
+    let bytes = entries.iter().fold(0_u64, |sum, entry| sum.saturating_add(entry.bytes));
+    let limit = limits.payload_bytes_max;
+    if bytes > limit { Err(MessageError::TooLarge { bytes, limit }) } else { Ok(()) }
 }
 
 /// The next entry; `None` where the table ends before the entry does.
