@@ -66,6 +66,17 @@ fn is_offsets(signature: &Signature, name: &str) -> bool {
 fn repeat_bags(arena: &Arena, values: &mut Values, of: &str, rows: usize) -> Result<(), Failure> {
     let name = format!("{of}offsets");
     let offsets = values.get(&name).map(Array::to_i64).unwrap_or_default();
+    // Before the copies: those of empty bags take time and no memory.
+    let copies = offsets.len().checked_sub(1).and_then(|bags| bags.checked_mul(rows)?.checked_add(1));
+    let fits =
+        |&count: &usize| count.checked_mul(DType::Int64.bytes()).is_some_and(|bytes| bytes <= arena.bytes());
+    let count = copies.filter(fits).ok_or_else(|| {
+        let bytes = arena.bytes();
+        Failure::invalid(format!(
+            "input {name:?} repeated for {rows} candidates does not fit into the arena of {bytes} bytes: send \
+             fewer candidates, or raise wire_memory"
+        ))
+    })?;
     for part in ["values", "weights"].map(|part| format!("{of}{part}")) {
         let Some(array) = values.get(&part) else { continue };
         let count = array.shape.first().copied().unwrap_or(0);
@@ -93,7 +104,6 @@ fn repeat_bags(arena: &Arena, values: &mut Values, of: &str, rows: usize) -> Res
         })?;
         values.insert(part, array);
     }
-    let count = (offsets.len() - 1) * rows + 1;
     let repeated = Array::make(arena, DType::Int64, &[count], |out| {
         let lengths = offsets.windows(2).flat_map(|bag| std::iter::repeat_n(bag[1] - bag[0], rows));
         let ends = lengths.scan(0, |end, length| {
@@ -325,6 +335,39 @@ mod tests {
             assert_eq!(all_ragged(sizes, &[0, 2], 0).unwrap(), (vec![], vec![0], vec![]));
             let error = all_ragged(sizes, &[0, 1, 2], 3).unwrap_err();
             assert!(error.text.contains("items in dimension 0, must have"), "{error}");
+        }
+    }
+
+    #[test]
+    fn more_candidates_than_memory_holds_are_refused_at_once() {
+        let signature = Signature::parse(
+            r#"{
+                "inputs": [
+                    {"name": "x_values", "dtype": "int64", "shape": ["n"], "per": "user"},
+                    {"name": "x_offsets", "dtype": "int64", "shape": [["+", 1, "b"]], "per": "user"},
+                    {"name": "item", "dtype": "float32", "shape": ["b", 0], "per": "item"}
+                ],
+                "outputs": [], "output_shapes": [], "halves": {}
+            }"#,
+        )
+        .unwrap();
+        let repeat = move |offsets: Array, item: Array| {
+            let given = [("x_values", integers(&[])), ("x_offsets", offsets), ("item", item)];
+            let mut given: Values = given.map(|(name, array)| (name.to_owned(), array)).into();
+            repeat_user_inputs(&signature, &arena(), &mut given)
+        };
+        assert!(repeat(Array { shape: vec![2, 0], ..integers(&[]) }, floats(&[], &[3, 0])).is_err());
+        let (sender, result) = std::sync::mpsc::channel();
+        let many = [1 << 40, 10_usize.pow(18), isize::MAX as usize - 1];
+        std::thread::spawn(move || {
+            for rows in many {
+                sender.send(repeat(integers(&[0, 0]), floats(&[], &[rows, 0]))).unwrap();
+            }
+        });
+        for rows in many {
+            let error = result.recv_timeout(std::time::Duration::from_secs(20)).unwrap().unwrap_err();
+            assert_eq!(error.status, crate::Status::Invalid, "{error}");
+            assert!(error.text.contains(&format!("{rows} candidates")), "{error}");
         }
     }
 

@@ -98,7 +98,8 @@ impl Signature {
         crate::plan::bind(&self.crossing, values).map(drop)
     }
 
-    /// Rows that a request with these inputs will add to a batch of the dense half; 1 where they do not tell.
+    /// Rows that a request with these inputs will add to a batch of the dense half; 1 where they do not tell, and `u32::MAX`
+    /// where they are more.
     pub(crate) fn rows(&self, inputs: &[Tensor]) -> u32 {
         let mut sizes = Sizes::new();
         // Inputs of the user may have one row, which is repeated.
@@ -106,18 +107,22 @@ impl Signature {
             for (about, tensor) in self.inputs.iter().zip(inputs) {
                 if (about.per == Per::User) == is_of_user {
                     for (size, &actual) in about.shape.iter().zip(&tensor.shape) {
-                        if let Some((name, number)) = size.solve(actual as i64) {
+                        let actual = i64::try_from(actual).unwrap_or(i64::MAX);
+                        if let Some((name, number)) = size.solve(actual) {
                             sizes.entry(name.to_owned()).or_insert(number);
                         }
                     }
                 }
             }
         }
-        let first = self.crossing.first().and_then(|value| value.shape.first());
-        first
-            .and_then(|size| size.evaluate(&sizes).ok())
-            .and_then(|rows| u32::try_from(rows).ok())
-            .unwrap_or(1)
+        let Some(first) = self.crossing.first().and_then(|value| value.shape.first()) else { return 1 };
+        match first.evaluate(&sizes) {
+            Ok(rows) if rows < 0 => 1,
+            Ok(rows) => u32::try_from(rows).unwrap_or(u32::MAX),
+            // A product of known sizes overflows only if one of them is huge.
+            Err(_) if sizes.values().any(|&size| size > u32::MAX.into()) => u32::MAX,
+            Err(_) => 1,
+        }
     }
 
     /// Whether requests can be joined along their first dimension: each tensor that crosses has the batch, one size for
@@ -189,4 +194,38 @@ pub(crate) fn tensors_of<'n>(
             Ok(Tensor::new(TensorName::Number(number), array.dtype, &shape, array.data.clone()))
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Buffer, DType};
+
+    /// The rows of a request whose one tensor has `rows` items without elements. `crossing` is the first dimension of what
+    /// crosses.
+    fn rows(crossing: &str, rows: u64) -> u32 {
+        let signature = Signature::parse(&format!(
+            r#"{{
+                "inputs": [{{"name": "item", "dtype": "uint8", "shape": ["b", 0], "per": "item"}}],
+                "crossing": [{{"name": "x", "dtype": "float32", "shape": [{crossing}, 4]}}],
+                "outputs": [], "output_shapes": [], "halves": {{}}
+            }}"#
+        ))
+        .unwrap();
+        let tensor = Tensor::new(TensorName::Number(0), DType::UInt8, &[rows, 0], Buffer::default());
+        signature.rows(&[tensor])
+    }
+
+    #[test]
+    fn rows_beyond_32_bits_are_more_than_any_batch_takes() {
+        let (name, product, difference) = (r#""b""#, r#"["*", 100, "b"]"#, r#"["+", -1, "b"]"#);
+        assert_eq!([name, product, difference].map(|crossing| rows(crossing, 7)), [7, 700, 6]);
+        for many in [1 << 32, 10_u64.pow(18), u64::MAX] {
+            for crossing in [name, product, difference] {
+                assert_eq!(rows(crossing, many), u32::MAX, "{many} rows, {crossing}");
+            }
+        }
+        assert_eq!(rows(r#""unknown""#, 7), 1);
+        assert_eq!(rows(difference, 0), 1);
+    }
 }
