@@ -105,7 +105,7 @@ impl Budget {
     /// Take `bytes` for an index, if the memory then still holds `row_bytes_min` of rows. Returns whether it did.
     pub(crate) fn take_index(&self, bytes: u64, row_bytes_min: u64, purpose: Purpose) -> bool {
         let limit = self.limit(purpose);
-        let others = self.other_bytes() - self.index_bytes() + row_bytes_min;
+        let others = self.bytes_beside_index() + row_bytes_min;
         // One step, so that shards that grow at the same time do not take the same memory.
         self.index
             .fetch_update(Relaxed, Relaxed, |index| {
@@ -146,7 +146,12 @@ impl Budget {
 
     /// Bytes of everything but rows.
     fn other_bytes(&self) -> u64 {
-        self.fixed_bytes() + self.index_bytes() + self.working().map(WorkingMemory::charged).sum::<u64>()
+        self.bytes_beside_index() + self.index_bytes()
+    }
+
+    /// Bytes of everything but rows and indexes.
+    fn bytes_beside_index(&self) -> u64 {
+        self.fixed_bytes() + self.working().map(WorkingMemory::charged).sum::<u64>()
     }
 
     /// Bytes that resident rows may use now.
