@@ -62,7 +62,7 @@ CRATE_IMPORTS = {
     "rowmill-splitmix": set[str](),
     "rowmill-rows": set[str](),
     "rowmill-kernels": {"rowmill-splitmix", "rowmill-rows"},
-    "rowmill-io": {"rowmill-splitmix"},
+    "rowmill-io": {"rowmill-splitmix", "rowmill-sync"},
     "rowmill-sync": set[str](),
     "rowmill-index": {"rowmill-splitmix", "rowmill-rows"},
     "rowmill-log": {"rowmill-rows", "rowmill-io", "rowmill-sync"},
@@ -93,8 +93,8 @@ CRATE_IMPORTS = {
         "rowmill-server",
         "rowmill-store",
     },
-    "rowmill-host": {"rowmill-rows", "rowmill-io", "rowmill-nvme"},
-    "rowmill-testkit": {"rowmill-splitmix", "rowmill-io"},
+    "rowmill-host": {"rowmill-rows", "rowmill-io", "rowmill-nvme", "rowmill-sync"},
+    "rowmill-testkit": {"rowmill-splitmix", "rowmill-io", "rowmill-sync"},
     "rowmill-python": {
         "rowmill-rows",
         "rowmill-kernels",
@@ -106,6 +106,7 @@ CRATE_IMPORTS = {
         "rowmill-host",
         "rowmill-nvme",
         "rowmill-storage-node",
+        "rowmill-sync",
     },
     "rowmill-peers": set[str](),
     "rowmill-bench": {

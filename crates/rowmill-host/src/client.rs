@@ -7,9 +7,9 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rowmill_io::ProcessLocal;
 use rowmill_nvme::{Exchange, IDENTIFY_BYTES, IdentifyNamespace, Ready, cns, commands};
+use rowmill_sync::unranked::Mutex;
 use tokio::sync::Notify;
 use zerocopy::FromBytes;
 

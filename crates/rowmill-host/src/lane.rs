@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use rowmill_nvme::{Command, Completion, Exchange, Status};
+use rowmill_sync::unranked::{Condvar, Mutex};
 use tokio::sync::Notify;
 
 use crate::HostError;
@@ -103,7 +103,10 @@ impl Lane {
         assert!(requests.len() <= self.depth, "at most {} commands at a time", self.depth);
         let mut state = self.state.lock();
         while state.used + requests.len() > self.depth {
-            if self.room.wait_until(&mut state, deadline).timed_out() {
+            let in_time;
+            (state, in_time) = self.room.wait_until(state, deadline);
+            if !in_time {
+                drop(state);
                 let state =
                     format!("{}, {} commands before it, the most at a time", self.state(), self.depth);
                 let after = round(deadline.saturating_duration_since(started));
@@ -265,3 +268,26 @@ impl Lane {
 }
 
 const CHANGED_BYTES: u32 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use rowmill_nvme::commands;
+
+    use super::*;
+
+    #[test]
+    fn a_command_without_room_fails_at_its_deadline() {
+        let lane = Arc::new(Lane::new(Arc::default(), 1));
+        let flush = || Request {
+            name: "flush",
+            command: commands::flush(1),
+            exchange: Exchange::None,
+            is_repeatable: false,
+        };
+        let deadline = Instant::now() + Duration::from_millis(20);
+        let first = lane.submit(vec![flush()], deadline).unwrap();
+        let message = lane.submit(vec![flush()], deadline).unwrap_err().to_string();
+        assert!(message.contains("0 commands in flight, 1 waiting, 1 commands before it"), "{message}");
+        drop(first);
+    }
+}

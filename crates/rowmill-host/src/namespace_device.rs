@@ -5,9 +5,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rowmill_io::{BLOCK_BYTES, Device, DeviceError, ReadResult, Span};
 use rowmill_nvme::{BlockRange, Exchange, Status, commands};
+use rowmill_sync::unranked::Mutex;
 
 use crate::{Client, Completed, HostError, NvmeUrl, Pending, Request};
 

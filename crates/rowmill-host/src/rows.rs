@@ -3,12 +3,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rowmill_nvme::{
     Command, Exchange, Fetch, FetchHeader, Form, RowDtype, Status, TableEntry, TableSpec, VENDOR_VERSION,
     VendorArea, encode_begin, encode_frame, io, page, parse_tables,
 };
 use rowmill_rows::IdBag;
+use rowmill_sync::unranked::Mutex;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::staging::{Feature, Limits, Part, Place, plan};

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-use parking_lot::{Mutex, RwLock};
 use rowmill_io::{BLOCK_BYTES, Device, DeviceError, ReadResult, Span};
+use rowmill_sync::unranked::{Mutex, RwLock};
 
 use crate::slice_table::SavedDevice;
 use crate::sliced_volume::Shared;

@@ -5,9 +5,9 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use ring::rand::{SecureRandom, SystemRandom};
 use rowmill_io::{BLOCK_BYTES, Device, DeviceError, FileWriter, Span, Volume, VolumeLock};
+use rowmill_sync::unranked::Mutex;
 
 use crate::slice_table::{FILE, FILE_NEW, SliceTable};
 use crate::sliced_device::{SlicedDevice, SlicedFile};

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use rowmill_sync::unranked::Mutex;
 
 #[derive(Debug, Default)]
 struct State {

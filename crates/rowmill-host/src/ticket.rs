@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use rowmill_nvme::{Command, Exchange};
+use rowmill_sync::unranked::{Condvar, Mutex};
 
 use crate::HostError;
 use crate::lane::Lane;
@@ -65,8 +65,10 @@ impl Slot {
 
     /// The answer, if it comes by `deadline`. Afterwards the slot is abandoned.
     fn take(&self, deadline: Instant) -> Option<Result<Completed, Failure>> {
-        let mut state = self.state.lock();
-        while state.answer.is_none() && !self.changed.wait_until(&mut state, deadline).timed_out() {}
+        let (mut state, mut in_time) = (self.state.lock(), true);
+        while in_time && state.answer.is_none() {
+            (state, in_time) = self.changed.wait_until(state, deadline);
+        }
         state.is_abandoned = true;
         state.answer.take()
     }

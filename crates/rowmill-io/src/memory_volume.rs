@@ -6,8 +6,8 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::{Mutex, RwLock};
 use rowmill_splitmix::SplitMix64;
+use rowmill_sync::unranked::{Mutex, RwLock};
 
 use crate::memory_file::{Fates, MemoryFile};
 use crate::{Device, DeviceError, FileWriter, ReadResult, Span, Volume, VolumeLock};

@@ -105,12 +105,13 @@ impl Shared {
         assert_eq!(row.len(), self.geometry.stride(), "rows of a log have one length");
         let mut state = self.tail.state.lock();
         self.refuse_if_short(&mut state, keep)?;
-        let open = self.open_segment(&mut state, stream)?;
+        let open;
+        (state, open) = self.open_segment(state, stream)?;
         let index = self.tail.buffer(open.buffer).write().push(&self.geometry, key, row);
         self.live.retain(open.place, 1);
-        open.rows = index + 1;
-        let place = open.place;
-        if open.rows == self.geometry.rows_per_segment() {
+        let (place, rows) = (open.place, index + 1);
+        state.open[stream as usize] = Some(Open { rows, ..open });
+        if rows == self.geometry.rows_per_segment() {
             self.seal(&mut state, stream);
         }
         add(&self.counters.rows_appended, 1);
@@ -123,21 +124,24 @@ impl Shared {
 
     /// The open segment of a stream. Waits until a buffer for it is idle.
     fn open_segment<'a>(
-        &self,
-        state: &'a mut MutexGuard<'_, State>,
+        &'a self,
+        mut state: MutexGuard<'a, State>,
         stream: Stream,
-    ) -> Result<&'a mut Open, LogError> {
-        while state.open[stream as usize].is_none() {
-            self.refuse_if_poisoned(state)?;
+    ) -> Result<(MutexGuard<'a, State>, Open), LogError> {
+        loop {
+            self.refuse_if_poisoned(&state)?;
+            if let Some(open) = state.open[stream as usize] {
+                return Ok((state, open));
+            }
             let Some(buffer) = state.idle.pop() else {
                 if self.tail.buffers.is_empty() {
                     return Err(LogError::ReadOnly { group: self.group });
                 }
                 if state.sealed.is_empty() {
                     // The other stream holds the only buffer; without sealing it, this would wait forever.
-                    self.seal_all(state);
+                    self.seal_all(&mut state);
                 }
-                self.await_writer(state);
+                state = self.await_writer(state);
                 continue;
             };
             let mut table = self.table.write();
@@ -150,8 +154,6 @@ impl Shared {
             self.tail.buffer(buffer).write().start(sequence);
             state.open[stream as usize] = Some(Open { buffer, place, rows: 0 });
         }
-        self.refuse_if_poisoned(state)?;
-        Ok(state.open[stream as usize].as_mut().expect("the loop above opened a segment"))
     }
 
     /// Refuse a row if that would leave fewer than `keep` free places.
@@ -212,7 +214,7 @@ impl Shared {
             if state.segments_written >= sealed {
                 return Ok(());
             }
-            self.await_writer(&mut state);
+            state = self.await_writer(state);
         }
     }
 
@@ -220,7 +222,7 @@ impl Shared {
     pub(super) fn await_written(&self) {
         let mut state = self.tail.state.lock();
         while !state.sealed.is_empty() && state.poison.is_none() {
-            self.await_writer(&mut state);
+            state = self.await_writer(state);
         }
     }
 
@@ -249,7 +251,7 @@ impl Shared {
         self.poison(PoisonCause::Closed);
         let mut state = self.tail.state.lock();
         while state.writing {
-            self.tail.progress.wait(&mut state);
+            state = self.tail.progress.wait(state);
         }
     }
 
@@ -298,12 +300,13 @@ impl Shared {
     }
 
     /// Wait for progress of the writer thread; without one, write a segment here.
-    fn await_writer(&self, state: &mut MutexGuard<'_, State>) {
+    fn await_writer<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         if self.tail.threaded || state.writing {
-            self.tail.progress.wait(state);
-        } else {
-            MutexGuard::unlocked(state, || self.write_one());
+            return self.tail.progress.wait(state);
         }
+        drop(state);
+        self.write_one();
+        self.tail.state.lock()
     }
 
     /// Write the oldest sealed segment. Returns false when this poisoned the log.
@@ -336,7 +339,7 @@ impl Shared {
                 state.writing = true;
                 return Some(next);
             }
-            self.tail.work.wait(&mut state);
+            state = self.tail.work.wait(state);
         }
     }
 

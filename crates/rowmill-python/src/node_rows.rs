@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rowmill_host::{Client, HostError, HostSettings, NvmeUrl, Rows, TableIndex};
 use rowmill_rows::IdBag;
 use rowmill_serve::RowSource;
+use rowmill_sync::unranked::Mutex;
 
 use crate::access::Access;
 use crate::batch::Batch;

@@ -137,6 +137,30 @@ fn a_forked_child_opens_the_store_read_only() {
     });
 }
 
+/// Threads of the parent wait at locks while it forks, and the threads of the child get their memory.
+#[test]
+fn threads_of_stores_of_a_forked_child_are_woken() {
+    const STORES: usize = 8;
+    let open = |_| {
+        let store = Store::open_volume(Arc::new(MemoryVolume::new()), options(None)).unwrap();
+        let table = store.table("t", &unbounded()).unwrap();
+        table.put(&[1], &[1.0; 8], None).unwrap();
+        (store, table)
+    };
+    let _waiting: Vec<_> = (0..STORES).map(open).collect();
+    for _ in 0..10 {
+        in_child(|| {
+            let stores: Vec<_> = (0..STORES).map(open).collect();
+            for (store, table) in &stores {
+                let ticket = Arc::new(store.ticket().unwrap());
+                assert_eq!(table.get_later(&[1], &ticket).unwrap().wait().unwrap(), [1.0; 8]);
+                table.lookahead(&[1], Destination::Cache).unwrap();
+            }
+            stores.iter().for_each(|(store, _)| store.close());
+        });
+    }
+}
+
 /// While forking, threads of the parent and of the store hold locks.
 #[test]
 fn a_forked_child_ends_during_any_call_of_its_parent() {

@@ -16,6 +16,7 @@ mod poison;
 mod pool;
 mod rank;
 pub mod ranks;
+pub mod unranked;
 
 pub use gate::Gate;
 pub use lock::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};

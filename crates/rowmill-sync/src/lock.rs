@@ -1,27 +1,29 @@
-//! `Mutex`, `RwLock` and `Condvar` of `parking_lot`, with a rank as a type parameter.
+//! `Mutex`, `RwLock` and `Condvar` with a rank as a type parameter.
 //!
-//! They are used like those of `parking_lot`. `Mutex<T, R>` and `RwLock<T, R>` name their rank `R`, so every
+//! They are used like the [`unranked`] ones. `Mutex<T, R>` and `RwLock<T, R>` name their rank `R`, so every
 //! declaration of a lock decides its position in the lock order.
 
 use std::fmt::{self, Debug, Formatter};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+use std::sync;
 use std::time::Instant;
 
 use crate::rank::{LockId, Rank, Token};
+use crate::unranked;
 
 /// A mutual exclusion lock of rank `R`.
 pub struct Mutex<T, R> {
     number: Number,
     rank: PhantomData<fn() -> R>,
-    inner: parking_lot::Mutex<T>,
+    inner: unranked::Mutex<T>,
 }
 
 /// A reader-writer lock of rank `R`.
 pub struct RwLock<T, R> {
     number: Number,
     rank: PhantomData<fn() -> R>,
-    inner: parking_lot::RwLock<T>,
+    inner: unranked::RwLock<T>,
 }
 
 /// Distinguishes locks of one rank.
@@ -55,7 +57,7 @@ impl Number {
 #[derive(Debug)]
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct MutexGuard<'a, T> {
-    inner: parking_lot::MutexGuard<'a, T>,
+    inner: sync::MutexGuard<'a, T>,
     token: Token,
 }
 
@@ -63,7 +65,7 @@ pub struct MutexGuard<'a, T> {
 #[derive(Debug)]
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct RwLockReadGuard<'a, T> {
-    inner: parking_lot::RwLockReadGuard<'a, T>,
+    inner: sync::RwLockReadGuard<'a, T>,
     _token: Token,
 }
 
@@ -71,7 +73,7 @@ pub struct RwLockReadGuard<'a, T> {
 #[derive(Debug)]
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct RwLockWriteGuard<'a, T> {
-    inner: parking_lot::RwLockWriteGuard<'a, T>,
+    inner: sync::RwLockWriteGuard<'a, T>,
     _token: Token,
 }
 
@@ -83,7 +85,7 @@ impl<T, R: Rank> Mutex<T, R> {
 
     /// A lock with a number, which orders locks of one rank.
     pub fn numbered(number: u32, value: T) -> Self {
-        Self { number: Number::new(number), rank: PhantomData, inner: parking_lot::Mutex::new(value) }
+        Self { number: Number::new(number), rank: PhantomData, inner: unranked::Mutex::new(value) }
     }
 
     /// Acquire the lock; blocks.
@@ -104,7 +106,7 @@ impl<T, R: Rank> RwLock<T, R> {
 
     /// A lock with a number, which orders locks of one rank.
     pub fn numbered(number: u32, value: T) -> Self {
-        Self { number: Number::new(number), rank: PhantomData, inner: parking_lot::RwLock::new(value) }
+        Self { number: Number::new(number), rank: PhantomData, inner: unranked::RwLock::new(value) }
     }
 
     /// Acquire shared access; blocks.
@@ -150,24 +152,9 @@ impl<T, R: Rank> RwLock<T, R> {
     }
 }
 
-impl<T> MutexGuard<'_, T> {
-    /// Release the lock while `work` runs.
-    pub fn unlocked<U>(guard: &mut Self, work: impl FnOnce() -> U) -> U {
-        let Self { inner, token } = guard;
-        token.released(|| parking_lot::MutexGuard::unlocked(inner, work))
-    }
-}
-
-impl<T> RwLockWriteGuard<'_, T> {
-    /// Release the lock and hand it to the thread that has waited longest.
-    pub fn unlock_fair(guard: Self) {
-        parking_lot::RwLockWriteGuard::unlock_fair(guard.inner);
-    }
-}
-
 /// Wait for a change of the value that a [`Mutex`] guards.
 #[derive(Debug, Default)]
-pub struct Condvar(parking_lot::Condvar);
+pub struct Condvar(unranked::Condvar);
 
 impl Condvar {
     /// A condition variable without waiters.
@@ -176,13 +163,20 @@ impl Condvar {
     }
 
     /// Release the lock until notified.
-    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
-        self.0.wait(&mut guard.inner);
+    pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        let MutexGuard { inner, token } = guard;
+        MutexGuard { inner: self.0.wait(inner), token }
     }
 
     /// Release the lock until notified or until `deadline`; false after the deadline.
-    pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, deadline: Instant) -> bool {
-        !self.0.wait_until(&mut guard.inner, deadline).timed_out()
+    pub fn wait_until<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        deadline: Instant,
+    ) -> (MutexGuard<'a, T>, bool) {
+        let MutexGuard { inner, token } = guard;
+        let (inner, in_time) = self.0.wait_until(inner, deadline);
+        (MutexGuard { inner, token }, in_time)
     }
 
     /// Wake one waiting thread.
@@ -335,13 +329,5 @@ mod tests {
             assert!(crate::report().contains("holds [outer 0 (rank 1)]"));
             drop(held);
         });
-    }
-
-    #[test]
-    fn a_temporarily_released_lock_can_be_taken_by_the_work() {
-        let (outer, _) = locks();
-        let mut held = outer.lock();
-        MutexGuard::unlocked(&mut held, || drop(outer.lock()));
-        panic_of(|| drop(outer.lock()));
     }
 }

@@ -38,9 +38,11 @@ pub fn as_another_thread<T>(work: impl FnOnce() -> T) -> T {
 mod checked {
     use std::cell::OnceCell;
     use std::fmt::{self, Display, Formatter, Write};
-    use std::sync::{Arc, Weak};
+    use std::sync::{Arc, MutexGuard, Weak};
+    use std::time::Duration;
 
     use super::Rank;
+    use crate::unranked::Mutex;
 
     /// Identity of a lock, ordered as all locks are.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,13 +78,24 @@ mod checked {
         wanted: Option<LockId>,
     }
 
-    type Shared = Arc<parking_lot::Mutex<Thread>>;
+    type Shared = Arc<Mutex<Thread>>;
 
-    static THREADS: parking_lot::Mutex<Vec<Weak<parking_lot::Mutex<Thread>>>> =
-        parking_lot::Mutex::new(Vec::new());
+    static THREADS: Mutex<Vec<Weak<Mutex<Thread>>>> = Mutex::new(Vec::new());
 
     thread_local! {
         static THREAD: OnceCell<Shared> = const { OnceCell::new() };
+    }
+
+    /// The records of all threads. `None` when the list stays locked, as in a process that was forked while
+    /// another thread held it.
+    fn threads() -> Option<MutexGuard<'static, Vec<Weak<Mutex<Thread>>>>> {
+        (0..1000).find_map(|_| {
+            let threads = THREADS.try_lock();
+            if threads.is_none() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            threads
+        })
     }
 
     /// Access the record of this thread. Returns `None` while the thread's own storage is being destroyed.
@@ -92,10 +105,11 @@ mod checked {
                 let thread = thread.get_or_init(|| {
                     let current = std::thread::current();
                     let name = current.name().map_or_else(|| format!("{:?}", current.id()), str::to_owned);
-                    let thread = Arc::new(parking_lot::Mutex::new(Thread { name, ..Thread::default() }));
-                    let mut threads = THREADS.lock();
-                    threads.retain(|thread| thread.strong_count() > 0);
-                    threads.push(Arc::downgrade(&thread));
+                    let thread = Arc::new(Mutex::new(Thread { name, ..Thread::default() }));
+                    if let Some(mut threads) = threads() {
+                        threads.retain(|thread| thread.strong_count() > 0);
+                        threads.push(Arc::downgrade(&thread));
+                    }
                     thread
                 });
                 work(&mut thread.lock())
@@ -137,18 +151,6 @@ mod checked {
         /// Record that a `try_` call did not get the lock.
         pub(crate) fn give_up(self) {
             with_thread(|thread| thread.wanted = None);
-            std::mem::forget(self);
-        }
-
-        /// Record the lock as free while `work` runs.
-        pub(crate) fn released<T>(&self, work: impl FnOnce() -> T) -> T {
-            release(self.0);
-            let result = work();
-            Self::want(self.0).taken().keep();
-            result
-        }
-
-        fn keep(self) {
             std::mem::forget(self);
         }
     }
@@ -220,7 +222,7 @@ mod checked {
 
     pub(super) fn report() -> String {
         let mut text = String::new();
-        for thread in THREADS.lock().iter().filter_map(Weak::upgrade) {
+        for thread in threads().iter().flat_map(|threads| threads.iter()).filter_map(Weak::upgrade) {
             let thread = thread.lock();
             if thread.held.is_empty() && thread.wanted.is_none() && thread.inherited.is_empty() {
                 continue;
@@ -270,11 +272,6 @@ mod unchecked {
 
         #[inline]
         pub(crate) fn give_up(self) {}
-
-        #[inline]
-        pub(crate) fn released<T>(&self, work: impl FnOnce() -> T) -> T {
-            work()
-        }
     }
 
     #[derive(Debug)]

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use rowmill_io::{BLOCK_BYTES, Crash, MemoryVolume};
 use rowmill_splitmix::SplitMix64;
+use rowmill_sync::unranked::Mutex;
 
 /// Duration of a slow operation, unless a function runs meanwhile.
 const SLOW: Duration = Duration::from_millis(1);

@@ -5,8 +5,8 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rowmill_io::{Device, DeviceError, FileWriter, ReadResult, Span, Volume, VolumeLock};
+use rowmill_sync::unranked::Mutex;
 
 /// Spans per wait, so that a batch larger than a device's queue is not delivered only at its end.
 const SPANS_AT_ONCE: usize = 128;

@@ -9,9 +9,9 @@ mod threads;
 
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
 use rowmill_io::{BLOCK_BYTES, Device, DeviceError, MemoryVolume, ReadResult, Span, Volume};
 use rowmill_rows::{Category, RowKey};
+use rowmill_sync::unranked::{Condvar, Mutex};
 
 use super::{Geometry, Log, LogConfig, LogError, LogState, ROW_NUMBERS};
 
@@ -114,7 +114,7 @@ impl Faulty {
     fn await_held_write(&self) {
         let mut faults = self.faults.lock();
         while faults.writes_waiting == 0 {
-            self.changed.wait(&mut faults);
+            faults = self.changed.wait(faults);
         }
     }
 
@@ -167,7 +167,7 @@ impl Device for Faulty {
         faults.writes_waiting += 1;
         self.changed.notify_all();
         while faults.hold_writes {
-            self.changed.wait(&mut faults);
+            faults = self.changed.wait(faults);
         }
         faults.writes_waiting -= 1;
         match faults.writes_left {

@@ -10,7 +10,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use rowmill_rows::Category;
-use rowmill_sync::RwLockWriteGuard;
 
 use crate::error::StoreError;
 use crate::feed::{self, FeedCut};
@@ -402,22 +401,23 @@ fn forget_history(history: &mut Vec<FileEntry>, bytes_max: u64) {
     history.drain(..gone);
 }
 
-/// Append the rows that the cut froze while work continues. Waiting calls get a shard's lock after every
-/// `SAVE_ROWS` rows. This thread waits for the log's writer, so that other appenders find idle buffers.
+/// Append the rows that the cut froze while work continues. The shards take turns of `SAVE_ROWS` rows, so that
+/// calls that wait for a shard get its lock meanwhile. This thread waits for the log's writer, so that other
+/// appenders find idle buffers.
 fn save_frozen(group: &Group) -> Result<u64, StoreError> {
     let mut rows = 0;
-    for cell in &group.shards {
-        loop {
+    let mut unsaved: Vec<_> = group.shards.iter().collect();
+    while !unsaved.is_empty() {
+        let mut with_more = Vec::with_capacity(unsaved.len());
+        for cell in unsaved {
             group.core.log.await_written();
-            let mut state = cell.state.write();
-            let result = state.save_some(&group.core, SAVE_ROWS);
-            RwLockWriteGuard::unlock_fair(state);
-            let (saved, more) = result?;
+            let (saved, more) = cell.state.write().save_some(&group.core, SAVE_ROWS)?;
             rows += saved as u64;
-            if !more {
-                break;
+            if more {
+                with_more.push(cell);
             }
         }
+        unsaved = with_more;
     }
     Ok(rows)
 }

@@ -190,7 +190,7 @@ impl AnnouncementQueue {
             if waiting.closed || waiting.dead {
                 return None;
             }
-            self.arrived.wait(&mut waiting);
+            waiting = self.arrived.wait(waiting);
         }
     }
 

@@ -70,7 +70,7 @@ impl QueuedGet {
             if Instant::now() >= until {
                 return Err(self.request.timeout());
             }
-            self.request.done.wait_until(&mut outcome, until);
+            (outcome, _) = self.request.done.wait_until(outcome, until);
         }
     }
 }
@@ -352,7 +352,7 @@ impl Shared {
             if !requests.is_empty() {
                 return Some((requests.clone(), self.tickets.gate.generation()));
             }
-            self.arrived.wait(&mut requests);
+            requests = self.arrived.wait(requests);
         }
     }
 }

@@ -31,8 +31,10 @@ impl Stopping {
     }
 
     fn wait_until(&self, next: Instant) {
-        let mut guard = self.mutex.lock();
-        while !self.is_due() && self.wake.wait_until(&mut guard, next) {}
+        let (mut guard, mut in_time) = (self.mutex.lock(), true);
+        while in_time && !self.is_due() {
+            (guard, in_time) = self.wake.wait_until(guard, next);
+        }
     }
 }
 

@@ -7,8 +7,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use rowmill_store::*;
+use rowmill_sync::unranked::Mutex;
 use rowmill_testkit::Rng64;
 
 use crate::common::gradients;

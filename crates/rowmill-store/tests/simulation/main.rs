@@ -35,7 +35,7 @@ use std::sync::atomic::{
 };
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use rowmill_sync::unranked::Mutex;
 use rowmill_testkit::Fault;
 
 use schedule::Schedule;
