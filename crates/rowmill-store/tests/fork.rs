@@ -156,7 +156,9 @@ fn threads_of_stores_of_a_forked_child_are_woken() {
                 assert_eq!(table.get_later(&[1], &ticket).unwrap().wait().unwrap(), [1.0; 8]);
                 table.lookahead(&[1], Destination::Cache).unwrap();
             }
-            stores.iter().for_each(|(store, _)| store.close());
+            for (store, _) in &stores {
+                store.close();
+            }
         });
     }
 }

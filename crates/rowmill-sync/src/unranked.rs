@@ -30,7 +30,7 @@ impl<T> Mutex<T> {
     /// Acquire the lock; blocks.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        free_soon(|| self.try_lock()).unwrap_or_else(|| self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The lock if it is free.
@@ -54,13 +54,14 @@ impl<T> RwLock<T> {
     /// Acquire shared access; blocks.
     #[inline]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        free_soon(|| self.try_read()).unwrap_or_else(|| self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Acquire exclusive access; blocks.
     #[inline]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        free_soon(|| self.try_write())
+            .unwrap_or_else(|| self.0.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Shared access if no thread has or awaits exclusive access.
@@ -114,6 +115,28 @@ impl Condvar {
     }
 }
 
+/// Try again a few times, with longer and longer pauses. Most locks are held for less than it takes to sleep.
+#[inline]
+fn free_soon<G>(attempt: impl Fn() -> Option<G>) -> Option<G> {
+    attempt().or_else(|| retry(&attempt))
+}
+
+#[cold]
+fn retry<G>(attempt: &impl Fn() -> Option<G>) -> Option<G> {
+    for round in 0..10 {
+        if round < 3 {
+            (0..2 << round).for_each(|_| std::hint::spin_loop());
+        } else {
+            std::thread::yield_now();
+        }
+        if let Some(guard) = attempt() {
+            return Some(guard);
+        }
+    }
+    None
+}
+
+#[inline]
 fn free<G>(result: TryLockResult<G>) -> Option<G> {
     match result {
         Ok(guard) => Some(guard),

@@ -1,9 +1,10 @@
 //! Reads cold rows from the device in batches and brings them into memory shard by shard.
 
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use rowmill_log::{LogError, Reading};
+use rowmill_log::{Log, LogError, Reading};
 use rowmill_rows::RowKey;
 
 use super::group::Group;
@@ -39,6 +40,31 @@ impl ColdRows {
     /// The floats of a row. `None` when the row was no longer where the index pointed: look it up again.
     pub(crate) fn row(&self, number: usize) -> Option<&[f32]> {
         self.arrived[number].then(|| &self.floats[number * self.width..][..self.width])
+    }
+}
+
+/// A reading of the log that begins with the first cold row of a call. Most calls find all rows in memory, and
+/// the lock that a beginning takes is one for all calls.
+pub(crate) struct ColdReading<'a> {
+    log: &'a Log,
+    begun: OnceLock<Reading<'a>>,
+}
+
+impl<'a> ColdReading<'a> {
+    pub(crate) fn new(log: &'a Log) -> Self {
+        Self { log, begun: OnceLock::new() }
+    }
+
+    /// A cold row. Call this before the lock is released under which the row number was found: until then, its
+    /// place is not freed.
+    pub(crate) fn miss(&self, key: Key, row: u32) -> Miss {
+        self.begun.get_or_init(|| self.log.reading());
+        Miss { key, row }
+    }
+
+    /// The reading of misses.
+    pub(crate) fn begun(&self) -> &Reading<'a> {
+        self.begun.get().expect("every miss begins the reading")
     }
 }
 

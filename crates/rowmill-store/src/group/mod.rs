@@ -12,7 +12,7 @@ mod ticket;
 mod walk;
 
 pub(crate) use balance::{balance, shrink_all_if_over};
-pub(crate) use cold::{ColdRows, as_bytes};
+pub(crate) use cold::{ColdReading, ColdRows, as_bytes};
 pub(crate) use group::{Group, GroupTable, Groups, SHARDS_MAX, ShardCell, shards_for};
 pub(crate) use residents::{Absent, Residents, rows_in_order};
 pub use ticket::Ticket;

@@ -2,11 +2,10 @@
 
 use std::convert::Infallible;
 
-use rowmill_log::Reading;
 use rowmill_rows::Dtype;
 
 use crate::error::StoreError;
-use crate::group::{Absent, AllShards, Group, Locked, Residents, walk};
+use crate::group::{Absent, AllShards, ColdReading, Group, Locked, Residents, walk};
 use crate::shard::{Miss, Reason};
 use crate::table::{Key, Keys, TableIds, TableState, copy_floats, join_weights};
 use crate::threads::Scatter;
@@ -47,6 +46,7 @@ struct Read<'a> {
     step: Option<u64>,
     /// `width` floats per position.
     out: Scatter<'a, f32>,
+    reading: ColdReading<'a>,
 }
 
 impl Group {
@@ -68,9 +68,9 @@ impl Group {
         };
         table.count_accesses(ids);
         self.counters.count_call(ids.len(), ids.len());
-        let read = Read { table, part, stored, width, step, out: Scatter::new(out) };
+        let reading = ColdReading::new(&self.core.log);
+        let read = Read { table, part, stored, width, step, out: Scatter::new(out), reading };
         self.advance(step);
-        let reading = self.core.log.reading();
         let pieces = self.workers.map(ids.len(), ids.len().div_ceil(PIECE_ROWS), |number| {
             let first = number * PIECE_ROWS;
             self.read_piece(&read, first, &ids[first..ids.len().min(first + PIECE_ROWS)])
@@ -81,7 +81,7 @@ impl Group {
         while !misses.is_empty() {
             rounds += 1;
             self.check_rounds(rounds, misses[0])?;
-            misses = self.read_missing(&read, &reading, &misses)?;
+            misses = self.read_missing(&read, &misses)?;
         }
         Ok(())
     }
@@ -178,7 +178,7 @@ impl Group {
                 // SAFETY: a resident row, which the shard's read lock keeps in place and unwritten.
                 unsafe { self.copy_out(read, shard.row(&self.core, slot), out) };
             } else if let Some(row) = found.location.row() {
-                misses.push(Miss { key: *key, row });
+                misses.push(read.reading.miss(*key, row));
             }
             Ok(())
         });
@@ -186,15 +186,10 @@ impl Group {
 
     /// Read cold rows, copy them to the output and load them into memory. Rows that have moved are copied if
     /// they are now in memory, else returned with their new row number.
-    fn read_missing(
-        &self,
-        read: &Read<'_>,
-        reading: &Reading<'_>,
-        misses: &[Miss],
-    ) -> Result<Vec<Miss>, StoreError> {
+    fn read_missing(&self, read: &Read<'_>, misses: &[Miss]) -> Result<Vec<Miss>, StoreError> {
         let mut again = Vec::new();
         for chunk in misses.chunks(self.cold_chunk()) {
-            let cold = self.read_cold(reading, chunk)?;
+            let cold = self.read_cold(read.reading.begun(), chunk)?;
             for (number, miss) in chunk.iter().enumerate() {
                 let Some(row) = cold.row(number) else {
                     let shard = &self.shards[miss.key.shard as usize];

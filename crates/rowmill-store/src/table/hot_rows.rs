@@ -14,14 +14,17 @@ const SAMPLE: u64 = 251;
 #[derive(Debug, Default)]
 pub(crate) struct HotRows {
     counts: Vec<(u64, u64)>,
-    /// Lookups to skip before the next counted one.
-    skip: u64,
 }
 
 impl HotRows {
-    /// Continue from the counts that were saved after `lookups` lookups.
-    pub(crate) fn restore(counts: Vec<(u64, u64)>, lookups: u64) -> Self {
-        Self { counts, skip: lookups.next_multiple_of(SAMPLE) - lookups }
+    /// Continue from saved counts.
+    pub(crate) fn restore(counts: Vec<(u64, u64)>) -> Self {
+        Self { counts }
+    }
+
+    /// The first lookup that is counted of those that come after `before` lookups, numbered from 0.
+    pub(crate) fn next_counted(before: u64) -> u64 {
+        before.next_multiple_of(SAMPLE) - before
     }
 
     /// The entries with the highest counts. No id may occur twice.
@@ -31,25 +34,23 @@ impl HotRows {
         counts
     }
 
-    /// Count a sample of these lookups.
-    pub(crate) fn observe(&mut self, ids: &[u64]) {
-        let mut next = self.skip as usize;
-        while let Some(&id) = ids.get(next) {
+    /// Count a sample of these lookups, which come after `before` lookups.
+    pub(crate) fn observe(&mut self, before: u64, ids: &[u64]) {
+        for &id in ids.iter().skip(Self::next_counted(before) as usize).step_by(SAMPLE as usize) {
             self.count(id);
-            next += SAMPLE as usize;
         }
-        self.skip = (next - ids.len()) as u64;
     }
 
     /// As [`HotRows::observe`], for ids that were looked up `times` times each, in a row.
-    pub(crate) fn observe_repeated(&mut self, ids: &[u64], times: &[u32]) {
+    pub(crate) fn observe_repeated(&mut self, before: u64, ids: &[u64], times: &[u32]) {
+        let mut next = Self::next_counted(before);
         for (&id, &times) in ids.iter().zip(times) {
             let times = u64::from(times);
-            while self.skip < times {
+            while next < times {
                 self.count(id);
-                self.skip += SAMPLE;
+                next += SAMPLE;
             }
-            self.skip -= times;
+            next -= times;
         }
     }
 
@@ -90,10 +91,10 @@ mod tests {
         let mut lookups = 0;
         for batch in 0..200_u64 {
             let ids: Vec<u64> = (0..batch % 7 * 20).map(|i| (batch * i) % 90).collect();
-            whole.observe(&ids);
-            parts.observe(&ids);
+            whole.observe(lookups, &ids);
+            parts.observe(lookups, &ids);
             lookups += ids.len() as u64;
-            parts = HotRows::restore(parts.counts().to_vec(), lookups);
+            parts = HotRows::restore(parts.counts().to_vec());
         }
         assert_eq!(parts.counts(), whole.counts());
     }
@@ -101,16 +102,17 @@ mod tests {
     #[test]
     fn ids_that_repeat_count_as_often_as_they_are_asked_for() {
         let (mut one_by_one, mut at_once) = (HotRows::default(), HotRows::default());
+        let mut lookups = 0;
         for batch in 0..300_u64 {
             let ids: Vec<u64> = (0..batch % 5).map(|i| batch * i % 40).collect();
             let times: Vec<u32> = ids.iter().map(|id| (id * batch % 700) as u32).collect();
+            at_once.observe_repeated(lookups, &ids, &times);
             for (&id, &times) in ids.iter().zip(&times) {
-                one_by_one.observe(&vec![id; times as usize]);
+                one_by_one.observe(lookups, &vec![id; times as usize]);
+                lookups += u64::from(times);
             }
-            at_once.observe_repeated(&ids, &times);
         }
         assert_eq!(at_once.counts(), one_by_one.counts());
-        assert_eq!(at_once.skip, one_by_one.skip);
     }
 
     #[test]
@@ -119,7 +121,7 @@ mod tests {
         for batch in 0..2000_u64 {
             let ids: Vec<u64> =
                 (0..100).map(|i| if i % 4 == 0 { 7 } else { 1000 + batch * 100 + i }).collect();
-            hot.observe(&ids);
+            hot.observe(batch * 100, &ids);
         }
         let (id, count) = hot.top(1)[0];
         assert_eq!(id, 7);

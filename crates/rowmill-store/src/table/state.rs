@@ -123,16 +123,20 @@ impl TableState {
 
     /// Count lookups of these ids. Returns their number.
     pub(crate) fn count_accesses(&self, ids: &[u64]) -> usize {
-        self.accesses.fetch_add(ids.len() as u64, Relaxed);
-        self.hot.lock().observe(ids);
+        let before = self.accesses.fetch_add(ids.len() as u64, Relaxed);
+        if HotRows::next_counted(before) < ids.len() as u64 {
+            self.hot.lock().observe(before, ids);
+        }
         ids.len()
     }
 
     /// Count lookups of these ids, each `times` times. Returns the total number.
     pub(crate) fn count_repeated(&self, ids: &[u64], times: &[u32]) -> usize {
         let lookups = times.iter().map(|&times| u64::from(times)).sum();
-        self.accesses.fetch_add(lookups, Relaxed);
-        self.hot.lock().observe_repeated(ids, times);
+        let before = self.accesses.fetch_add(lookups, Relaxed);
+        if HotRows::next_counted(before) < lookups {
+            self.hot.lock().observe_repeated(before, ids, times);
+        }
         lookups as usize
     }
 
@@ -176,7 +180,7 @@ impl TableState {
 
     /// Continue the counters of a checkpoint.
     pub(crate) fn restore_counts(&self, entry: &files::TableEntry) {
-        *self.hot.lock() = HotRows::restore(entry.hot.clone(), entry.accesses);
+        *self.hot.lock() = HotRows::restore(entry.hot.clone());
         self.accesses.store(entry.accesses, Relaxed);
         self.births.store(entry.births, Relaxed);
         self.deletes.store(entry.deletes, Relaxed);

@@ -3,10 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use rowmill_index::{EntryRef, Found};
-use rowmill_log::Reading;
 
 use crate::error::StoreError;
-use crate::group::{CHUNK, Changeable, Group, Known, as_bytes, look_ahead, rows_together};
+use crate::group::{CHUNK, Changeable, ColdReading, Group, Known, as_bytes, look_ahead, rows_together};
 use crate::lookup::PIECE_ROWS;
 use crate::shard::{Miss, Reason, Shard};
 use crate::staleness::{Release, Released};
@@ -41,8 +40,7 @@ pub(crate) enum Target<'a> {
 
 /// One change of many rows.
 struct Changing<'a, C> {
-    /// Begun before any row is looked up, so that cold rows can be read at their row numbers.
-    reading: Reading<'a>,
+    reading: ColdReading<'a>,
     release: &'a Release,
     /// Positions whose clock was released; empty when none is to be released.
     done: Vec<AtomicBool>,
@@ -64,7 +62,7 @@ impl Group {
         release: &Release,
         change: &impl Change,
     ) -> Result<(), StoreError> {
-        let reading = self.core.log.reading();
+        let reading = ColdReading::new(&self.core.log);
         let (rows, positions) = match target {
             Target::Ids { ids, .. } => (ids.len(), ids.len()),
             Target::Keys { keys, .. } => (keys.len(), keys.positions()),
@@ -240,7 +238,7 @@ impl Group {
             for (key, &found) in keys.iter().zip(found) {
                 match found.map(|found| found.location.row()) {
                     None => unborn.push(*key),
-                    Some(Some(row)) => misses.push(Miss { key: *key, row }),
+                    Some(Some(row)) => misses.push(changing.reading.miss(*key, row)),
                     Some(None) => {
                         resident.push(*key);
                         entries.push(found);
@@ -337,7 +335,7 @@ impl Group {
         changing: &Changing<'_, C>,
         misses: &[Miss],
     ) -> Result<Vec<Miss>, StoreError> {
-        let cold = self.read_cold(&changing.reading, misses)?;
+        let cold = self.read_cold(changing.reading.begun(), misses)?;
         let mut again = Vec::new();
         let mut number = 0;
         for misses in misses.chunk_by(|one, next| one.key.shard == next.key.shard) {
