@@ -12,10 +12,9 @@ use std::ptr::{NonNull, null_mut};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
-use rowmill_serve::{Arena, Buffer, DType, SMALL_BYTES, Tensor, TensorName};
+use rowmill_serve::{Arena, Buffer, DType, Failure, SMALL_BYTES, Tensor, TensorName};
 
 use crate::errors::invalid;
-use crate::serve::raised;
 
 /// Name of a capsule whose tensor has no consumer yet.
 const UNUSED: &CStr = c"dltensor";
@@ -101,8 +100,13 @@ pub(crate) fn capsule<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'
     })
 }
 
-/// The tensor in a capsule of torch, copied: into the arena unless it is small. `number` becomes its name.
-pub(crate) fn copied(arena: &Arena, number: u16, capsule: &Bound<'_, PyCapsule>) -> PyResult<Tensor> {
+/// The tensor in a capsule of torch, copied: into the arena unless it is small. `number` becomes its name. A failure where
+/// the arena has no room.
+pub(crate) fn copied(
+    arena: &Arena,
+    number: u16,
+    capsule: &Bound<'_, PyCapsule>,
+) -> PyResult<Result<Tensor, Failure>> {
     let py = capsule.py();
     let wrong = |what: String| invalid(py, format!("output {number}: {what}"));
     let managed = capsule.pointer_checked(Some(UNUSED)).map_err(|_| {
@@ -151,11 +155,14 @@ pub(crate) fn copied(arena: &Arena, number: u16, capsule: &Bound<'_, PyCapsule>)
     let data = if bytes <= SMALL_BYTES {
         Buffer::from(data)
     } else {
-        let mut lease = arena.lease(bytes).map_err(|error| raised(py, &error.into()))?;
+        let mut lease = match arena.lease(bytes) {
+            Ok(lease) => lease,
+            Err(error) => return Ok(Err(error.into())),
+        };
         lease.copy_from_slice(data);
         lease.share()
     };
-    Ok(Tensor::new(TensorName::Number(number), dtype, &shape, data))
+    Ok(Ok(Tensor::new(TensorName::Number(number), dtype, &shape, data)))
 }
 
 /// Items behind a pointer, which may be null where there are none.

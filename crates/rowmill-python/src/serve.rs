@@ -141,9 +141,11 @@ impl Batch {
         let Program { program, arena } = self.program.get();
         program.add_cpu(seconds(py, cpu_s)?);
         let copied = |(number, capsule)| dlpack::copied(arena, number, capsule);
-        let replies = answers.iter().map(|answer| match answer {
-            Answer::Outputs(outputs) => (0..).zip(outputs).map(copied).collect::<PyResult<Vec<_>>>().map(Ok),
-            Answer::Failed(reason) => Ok(Err(Failure::new(Status::Failed, reason))),
+        let replies = answers.iter().map(|answer| -> PyResult<Result<Vec<_>, Failure>> {
+            match answer {
+                Answer::Outputs(outputs) => (0..).zip(outputs).map(copied).collect(),
+                Answer::Failed(reason) => Ok(Err(Failure::new(Status::Failed, reason))),
+            }
         });
         let replies = replies.collect::<PyResult<Vec<_>>>()?;
         let mut batch = self.finish(py)?;
@@ -156,7 +158,12 @@ impl Batch {
         for (task, reply) in batch.requests.drain(..).zip(replies) {
             match reply {
                 Ok(outputs) => task.reply(outputs),
-                Err(failure) => task.fail(failure),
+                Err(failure) => {
+                    if failure.status == Status::Full {
+                        program.count_memory_full();
+                    }
+                    task.fail(failure);
+                }
             }
         }
         Ok(())

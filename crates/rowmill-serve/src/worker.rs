@@ -56,6 +56,10 @@ pub struct Bundle {
     pub folder: PathBuf,
 }
 
+fn twice(name: &str) -> Failure {
+    Failure::invalid(format!("two bundles are called {name:?}: give one as NAME=FOLDER"))
+}
+
 /// The models of one process, their threads and their sockets. [`Self::listen_http`], [`Self::listen_grpc`],
 /// [`Self::listen_dense`] and [`Self::listen_metrics`] open sockets. [`Self::run`] waits for the end of the process and closes everything.
 #[derive(Debug)]
@@ -152,10 +156,7 @@ impl Worker {
         dense_at: Option<&Address>,
     ) -> Result<Vec<(String, Program)>, Failure> {
         if self.models.lock().iter().any(|(model, _)| model.name == bundle.name) {
-            return Err(Failure::invalid(format!(
-                "two bundles are called {:?}: give one as NAME=FOLDER",
-                bundle.name
-            )));
+            return Err(twice(&bundle.name));
         }
         let signature = bundle.signature()?;
         let metrics = ModelMetrics::new(&bundle.name);
@@ -219,6 +220,9 @@ impl Worker {
         let signature = bundle.signature()?;
         if signature.half("dense").is_none() {
             return Ok(None);
+        }
+        if self.shown.lock().iter().any(|shown| shown.metrics.name == bundle.name) {
+            return Err(twice(&bundle.name));
         }
         let metrics = ModelMetrics::new(&bundle.name);
         let program = self.program(self.batches(&signature), &metrics.dense);

@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::dense::{GENEROUS, until};
-use common::door::{DROPPED, LATE, REFUSED, door, door_with, request};
+use common::door::{DROPPED, LATE, REFUSED, REFUSED_LATE, door, door_with, request};
 use serde_json::{Value, json};
 
 #[test]
@@ -84,6 +84,11 @@ fn refusals_failures_and_late_answers_have_their_status() {
     let slow = door.infer(&slow, &[]);
     assert_eq!(slow.0, 504);
     assert!(slow.error().starts_with("no answer of model \"sums\" within"), "{}", slow.error());
+    // A refusal at the deadline may come from a dense half that has begun: the request may not be sent again.
+    let mut late = request(&json!([1, 2, 3, 4]), REFUSED_LATE);
+    late["parameters"] = json!({ "timeout": "5000" });
+    let statuses: Vec<u16> = (0..20).map(|_| door.infer(&late, &[]).0).collect();
+    assert_eq!(statuses, [504; 20]);
 }
 
 #[test]
@@ -101,6 +106,11 @@ fn errors_name_the_input_the_value_and_the_limit() {
     let with = |path: &str, value: Value| {
         let mut json = good.clone();
         *json.pointer_mut(path).unwrap() = value;
+        json
+    };
+    let asking = |outputs: Value| {
+        let mut json = good.clone();
+        json["outputs"] = outputs;
         json
     };
     for (json, binary, text) in [
@@ -124,6 +134,7 @@ fn errors_name_the_input_the_value_and_the_limit() {
         (with("/inputs", json!([good["inputs"][0]])), 0, "input \"offset\" is missing"),
         (with("/inputs/1", good["inputs"][0].clone()), 0, "input \"values\" occurs twice"),
         (good.clone(), 3, "3 bytes of binary data belong to no input"),
+        (asking(json!([{ "name": "sum" }, { "name": "sum" }])), 0, "output \"sum\" occurs twice"),
     ] {
         let reply = door.infer(&json, &vec![0; binary]);
         assert_eq!(reply.0, 400, "{text}");

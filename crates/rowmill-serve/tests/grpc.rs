@@ -2,11 +2,12 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
 use common::dense::until;
 use common::door::{DROPPED, Door, GrpcReply, LATE, REFUSED, door, door_with, frame, timeout};
+use common::inference::model_infer_request::InferRequestedOutputTensor;
 use common::inference::*;
 use prost::Message;
 use tonic::Code;
@@ -88,8 +89,7 @@ fn raw_and_typed_tensors_give_equal_answers_wherever_they_begin() {
         }
     }
     let mut one = raw_request(&VALUES, 10);
-    one.outputs
-        .push(model_infer_request::InferRequestedOutputTensor { name: "count".into(), ..Default::default() });
+    one.outputs.push(InferRequestedOutputTensor { name: "count".into(), ..Default::default() });
     let reply: ModelInferResponse = infer(&door, &one).message();
     assert_eq!((reply.outputs.len(), &reply.raw_output_contents[0][..]), (1, &[2][..]));
     until("memory returns", || door.arena.held_bytes() == 0);
@@ -178,7 +178,14 @@ fn errors_name_the_input_the_value_and_the_limit() {
             "input \"values\" occurs twice",
         ),
     ];
-    let typed: [(Change, &str); 4] = [
+    let typed: [(Change, &str); 5] = [
+        (
+            |request| {
+                let output = || InferRequestedOutputTensor { name: "sum".into(), ..Default::default() };
+                request.outputs = vec![output(), output()];
+            },
+            "output \"sum\" occurs twice",
+        ),
         (
             |request| request.inputs[1].contents = None,
             "input \"offset\": the number of values is 0, must be 1",
@@ -221,6 +228,20 @@ fn limits_hold_and_memory_that_is_taken_refuses() {
     assert!([Code::ResourceExhausted, Code::DeadlineExceeded].contains(&refused.0), "{refused:?}");
     drop(all);
     assert_eq!(infer(&door, &raw_request(&VALUES, 0)).0, Code::Ok);
+}
+
+#[test]
+fn a_message_that_does_not_arrive_holds_memory_for_the_slo_at_most() {
+    let door = door_with(Duration::from_millis(300));
+    let request = frame(&raw_request(&VALUES, 0).encode_to_vec());
+    let half = Bytes::copy_from_slice(&request[..request.len() / 2]);
+    let unfinished = futures_util::stream::once(async { Ok::<_, std::io::Error>(half) });
+    let body = Body::from_stream(futures_util::StreamExt::chain(unfinished, futures_util::stream::pending()));
+    let began = Instant::now();
+    let reply = door.server.handle().block_on(door.call("ModelInfer", &[("grpc-timeout", "1H")], body));
+    assert_eq!(reply.0, Code::DeadlineExceeded, "{}", reply.1);
+    assert!(began.elapsed() < Duration::from_secs(60));
+    until("memory returns", || door.arena.held_bytes() == 0);
 }
 
 #[test]

@@ -102,14 +102,23 @@ def add_loadtest(commands: Any) -> None:
 
 
 def _loadtest(parsed: argparse.Namespace) -> int:
+    from rowmill.errors import InvalidInput
     from rowmill.serve.load import loadtest, report_lines
 
+    if parsed.json is not None and not parsed.json.parent.is_dir():
+        raise InvalidInput(
+            f"--json {parsed.json}: {parsed.json.parent} is not a folder; make it, or give another path"
+        )
+    if parsed.trace is None and parsed.speed != 1.0:
+        raise InvalidInput(
+            f"--speed {parsed.speed:g} is for --trace, which is not given: remove it"
+        )
     names = ("senders", "rate", "trace", "speed", "seconds", "warm_up", "slo", "seed", "check")
     options = {name: getattr(parsed, name) for name in (*names, "connections", "requests")}
     report = loadtest(parsed.url, parsed.model, **options)
+    print("\n".join(report_lines(report)))
     if parsed.json is not None:
         parsed.json.write_text(json.dumps(report, indent=2) + "\n")
-    print("\n".join(report_lines(report)))
     answered = report["counts"]["in_time"] + report["counts"]["late"]
     if answered == 0:
         print("rowmill: no request was answered", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rowmill.errors import InvalidInput
 from rowmill.saved.loaded_run import load
 from rowmill.saved.new_files import NpyFile, ParquetFile, check_new, new_file
 
@@ -51,4 +52,7 @@ def predict(
                     file.write(scored.scores)
                 else:
                     file.write(scored.columns)
+            if count == 0:
+                within = "" if part is None else f" in part {part}"
+                raise InvalidInput(f"data {data} has no examples{within}: no scores were written")
     return count

@@ -95,6 +95,10 @@ class ServeSettings:
             raise InvalidInput(
                 f'rows is {self.rows!r} and role is "dense", which reads no rows: give rows to the CPU half'
             )
+        if self.preload and self.role == "dense":
+            raise InvalidInput(
+                'preload is set and role is "dense", which reads no rows: give it to the CPU half'
+            )
         if self.access is not None and self.rows is None:
             raise InvalidInput(f"access is {self.access!r}, for the node in rows: set rows")
         if self.rows is not None and self.preload:
@@ -173,7 +177,7 @@ def read_settings(file: Path | None, flags: Mapping[str, Any]) -> ServeSettings:
     if file is not None:
         try:
             given = tomllib.loads(file.read_text())
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise InvalidInput(f"{file} is not a TOML file: {error}") from None
     given |= flags
     defaults: dict[str, Any] = {field.name: field.default for field in fields(ServeSettings)}

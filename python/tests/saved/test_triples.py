@@ -217,6 +217,7 @@ def test_errors_of_graphs_name_the_value_and_the_nearest_names(
     pq.write_table(pa.table({"head": ["e1"], "tail": ["e2"]}), tmp_path / "lacking.parquet")
     np.save(tmp_path / "pairs.npy", np.zeros((3, 2), np.int64))
     np.save(tmp_path / "far.npy", np.array([[1, 1, 999]]))
+    np.save(tmp_path / "none.npy", np.zeros((0, 3), np.int64))
     run, out = str(triples.run), ["--out", str(tmp_path / "s")]
     bad, pairs = str(tmp_path / "bad.tsv"), str(tmp_path / "pairs.npy")
     for arguments, expected in [
@@ -235,6 +236,7 @@ def test_errors_of_graphs_name_the_value_and_the_nearest_names(
         (["predict", run, "--data", bad, "--part", "test", *out], "is a file: drop --part"),
         (["predict", run, "--data", pairs, *out], "pairs.npy is int64 [3, 2]"),
         (["predict", run, "--data", str(tmp_path / "far.npy"), *out], "got 999"),
+        (["predict", run, "--data", str(tmp_path / "none.npy"), *out], "has no examples"),
         (
             ["predict", run, "--data", str(tmp_path / "lacking.parquet"), *out],
             "no column 'relation'",

@@ -145,9 +145,16 @@ class Asked:
 
     def held_bytes(self) -> int:
         """Memory that messages hold."""
+        return self._gauge("wire_memory_bytes")
+
+    def waiting(self) -> int:
+        """Requests that wait for the dense half."""
+        return self._gauge(rf'queued_requests{{model="{self.files.name}",half="dense"}}')
+
+    def _gauge(self, name: str) -> int:
         with urllib.request.urlopen(f"http://{self._metrics}/metrics") as page:
             found = re.search(
-                r"^rowmill_serve_wire_memory_bytes (\d+)$", page.read().decode(), re.M
+                rf"^rowmill_serve_{re.escape(name)} (\d+)$", page.read().decode(), re.M
             )
         assert found is not None
         return int(found[1])
@@ -277,6 +284,26 @@ def test_outputs_that_cannot_be_sent_are_refused_and_freed(bundles: Path) -> Non
         with pytest.raises(InvalidInput, match="answered already"):
             batch.reply([[]], 0.0)
         assert user.numel() == 3
+
+
+def test_outputs_without_room_fail_their_request_alone(bundles: Path) -> None:
+    with asked(bundles / "chosen") as model:
+        futures = [model.ask(torch.zeros(1, dtype=torch.int64)) for _ in range(3)]
+        until("all wait", lambda: model.waiting() == 3)
+        batch = model.take()
+        large = torch.rand(2, (model.worker.arena()[1] // 8) - 4096)
+        small = torch.rand(1, 2)
+        batch.reply(
+            [[to_dlpack(small)], [to_dlpack(large), to_dlpack(large)], [to_dlpack(small)]], 0.0
+        )
+        errors = [error for future in futures if (error := future.exception(_WAIT_S)) is not None]
+        (error,) = errors
+        assert isinstance(error, ServingError)
+        assert "no room for" in str(error)
+        for future in futures:
+            if future.exception() is None:
+                assert same(*future.result(), small)
+        until("memory returns", lambda: model.held_bytes() == 0)
 
 
 def on_a_gpu(tensor: Tensor) -> CapsuleType:

@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 
 from python.tests.serve.workers import START_S, Bundles, Worker, make_bundles, worker
+from rowmill.cli import main
 from rowmill.errors import InvalidInput, ServingError
 from rowmill.serve.load import loadtest, report_lines
 
@@ -114,6 +115,19 @@ def test_wrong_answers_are_counted(server: Worker, bundles: Bundles, tmp_path: P
     assert abs(counts["in_time"] - 2 * counts["wrong"]) <= 1, "every other answer"
     assert "recorded" in report["first_wrong"]
     assert run(server, "dlrm", requests=file, **options)["counts"]["wrong"] == 0
+
+
+def test_flags_that_would_lose_the_report_or_be_ignored_are_refused(
+    bundles: Bundles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = ["loadtest", "http://127.0.0.1:1", "dlrm", "--requests", str(bundles.folder / "dlrm")]
+    report = str(tmp_path / "absent" / "report.json")
+    for flags, expected in [
+        (["--senders", "1", "--json", report], "absent is not a folder"),
+        (["--senders", "1", "--speed", "2"], "--speed 2 is for --trace"),
+    ]:
+        assert main([*start, *flags]) == 2
+        assert expected in capsys.readouterr().err
 
 
 def test_late_refused_expired_and_unsent_requests_are_counted_separately(bundles: Bundles) -> None:

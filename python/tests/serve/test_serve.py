@@ -24,6 +24,7 @@ from rowmill.partition.export import export
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_DENSE = "tcp://127.0.0.1:0"
 _PORTS = ("--http-port", "0", "--metrics-port", "0")
 _ANY = (*_PORTS, "--slo", "30", "--memory", "16MiB", "--wire-memory", "32MiB")
 _KINDS = {torch.float32: "FP32", torch.int64: "INT64"}
@@ -289,12 +290,20 @@ def test_sigterm_ends_a_worker_with_exit_code_0(bundles: Bundles) -> None:
 
 def test_invalid_arguments_give_a_one_line_error(bundles: Bundles, tmp_path: Path) -> None:
     path = bundles.folder / "dlrm"
+    not_utf8 = tmp_path / "settings.toml"
+    not_utf8.write_bytes(b"slo = \xff")
     for arguments, reason in [
         ((tmp_path,), "no manifest.json): give a folder that `rowmill export` wrote"),
         ((path, "--role", "cpu"), "role 'cpu' needs an address in dense"),
         ((path, "--dense", "tcp://127.0.0.1:1"), "only role 'cpu' has dense"),
         ((path, "--role", "dense", "--listen", "here"), "address: give tcp://HOST:PORT"),
         ((path, path, *_PORTS), "two bundles"),
+        (
+            (path, f"dlrm={bundles.folder / 'ragged'}", "--role", "dense", "--listen", _DENSE),
+            "two bundles are called",
+        ),
+        ((path, "--role", "dense", "--listen", _DENSE, "--preload"), "reads no rows"),
+        ((path, "--config", str(not_utf8)), "is not a TOML file"),
         ((path, "--host", "0.0.0.0", *_PORTS), "--insecure"),
         ((path, "--slo", "0"), "slo must be"),
     ]:

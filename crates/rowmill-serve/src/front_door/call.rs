@@ -117,7 +117,13 @@ impl Call<'_> {
             let (name, taken) = (&self.model.name, begin.elapsed());
             Problem::new(Kind::Late, format!("no answer of model {name:?} within {taken:?}: allow more time"))
         })?;
-        outputs.unwrap_or_else(|_| Err(Problem::dropped()))
+        match outputs.unwrap_or_else(|_| Err(Problem::dropped())) {
+            // The dense half of another process may have begun with it.
+            Err(problem) if problem.kind == Kind::Refused && Instant::now() >= deadline => {
+                Err(Problem::new(Kind::Late, problem.text))
+            }
+            outputs => outputs,
+        }
     }
 
     /// Turn outputs into a response, on the clock.

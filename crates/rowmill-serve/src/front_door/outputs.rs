@@ -56,6 +56,18 @@ impl<'m> Outputs<'m> {
         })
     }
 
+    /// Refuse an output that is asked for twice: each time, it would take memory.
+    pub(super) fn check_distinct(&self, wanted: impl Iterator<Item = usize>) -> Result<(), Problem> {
+        let mut seen = vec![false; self.specs.len()];
+        for number in wanted {
+            if std::mem::replace(&mut seen[number], true) {
+                let name = &self.specs[number].name;
+                return Err(Problem::invalid(format!("output {name:?} occurs twice: ask for it once")));
+            }
+        }
+        Ok(())
+    }
+
     /// One of the outputs of the model's function, which must match the signature.
     pub(super) fn tensor<'o>(&self, number: usize, given: &'o [Tensor]) -> Result<&'o Tensor, Problem> {
         let spec = &self.specs[number];

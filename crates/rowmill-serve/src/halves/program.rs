@@ -59,6 +59,11 @@ impl Program {
         })
     }
 
+    /// Count a request whose outputs had no room.
+    pub fn count_memory_full(&self) {
+        self.metrics.refuse(Reason::MemoryFull);
+    }
+
     /// Queue a request of a peer, or refuse it at once.
     pub(crate) fn submit_of_peer(
         &self,

@@ -86,6 +86,12 @@ impl LoadOptions {
         }
         let measured = match (self.seconds, trace.last()) {
             (None, Some(&last)) => {
+                if last.as_secs_f64() > SECONDS_MAX {
+                    return Err(Failure::invalid(format!(
+                        "the trace ends after {last:?}, at most {SECONDS_MAX} s are possible: subtract the first time \
+                         from all of them, or give a higher speed"
+                    )));
+                }
                 // The last arrival belongs to the window.
                 let end = last + Duration::from_nanos(1);
                 end.checked_sub(warm_up).filter(|left| !left.is_zero()).ok_or_else(|| {
@@ -130,6 +136,10 @@ mod tests {
         assert_eq!(options(trace()).plan().unwrap().window.end, Duration::from_nanos(4_000_000_001));
         let cut = LoadOptions { seconds: Some(2.0), ..options(trace()) };
         assert_eq!(cut.plan().unwrap().window.end.as_secs(), 3);
+        std::fs::write(folder.path().join("epoch"), "1795000000\n1795000001\n").unwrap();
+        let epoch = || Pace::Trace(folder.path().join("epoch"), 1.0);
+        let error = options(epoch()).plan().unwrap_err();
+        assert!(error.text.contains("subtract the first time"), "{error}");
         let error = LoadOptions { warm_up_s: 5.0, ..options(trace()) }.plan().unwrap_err();
         assert!(error.text.contains("warm-up is 5s"), "{error}");
     }

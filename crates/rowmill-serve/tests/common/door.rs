@@ -28,6 +28,9 @@ pub(crate) const DROPPED: i64 = -1002;
 /// An offset for which the model answers after 200 ms.
 pub(crate) const LATE: i64 = -1003;
 
+/// An offset for which the model refuses at the deadline.
+pub(crate) const REFUSED_LATE: i64 = -1004;
+
 type Seen = Option<([u8; 16], Duration)>;
 
 /// A server of one model, `sums`: the sums of the rows of `values`, plus `offset`, and their number.
@@ -119,6 +122,10 @@ fn sums(ask: Ask) {
     match offset {
         REFUSED => ask.answer.fail(Status::Late, "its deadline is in 3ms".into()),
         DROPPED => drop(ask.answer),
+        REFUSED_LATE => {
+            std::thread::sleep(ask.deadline.saturating_duration_since(Instant::now()));
+            ask.answer.fail(Status::Late, "its deadline has passed".into());
+        }
         LATE => drop(std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(200));
             ask.answer.reply(Vec::new());

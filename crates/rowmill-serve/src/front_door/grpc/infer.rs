@@ -20,7 +20,8 @@ pub(super) async fn answer(door: &Door, headers: &HeaderMap, body: Body) -> Answ
     let admitted = door.admit()?;
     let front_door = &door.front_door;
     let allowed = timeout::of_headers(headers)?;
-    let read_by = admitted.begin + allowed.unwrap_or(front_door.slo);
+    // Memory is leased before the request is read: no sender may hold it for longer than `slo`.
+    let read_by = admitted.begin + allowed.map_or(front_door.slo, |time| time.min(front_door.slo));
     let read = async {
         let incoming = Incoming::of(body, front_door.request_bytes_max).await?;
         let tensors = front_door.models.iter().map(|model| model.inputs.len().max(model.columns.len()));

@@ -71,6 +71,7 @@ impl Request {
             outputs.find(&output.name)
         });
         let wanted: Vec<usize> = wanted.collect::<Result<_, _>>()?;
+        outputs.check_distinct(wanted.iter().copied())?;
         Ok(Fitting {
             given: inputs.finish()?,
             timeout: timeout(&parameter("timeout"))?,

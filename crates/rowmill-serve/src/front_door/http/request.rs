@@ -128,7 +128,7 @@ fn parse_options<'m>(model: &'m Model, json: &Value) -> Result<ReplyOptions<'m>,
         Value::String(id) => Some(id.clone()),
         id => return Err(Problem::invalid(format!("id is {id}, must be text"))),
     };
-    let wanted = match &json["outputs"] {
+    let wanted: Vec<(usize, bool)> = match &json["outputs"] {
         Value::Null => (0..outputs.specs.len()).map(|number| (number, all_binary)).collect(),
         Value::Array(wanted) => {
             let output = |wanted: &Value| {
@@ -146,6 +146,7 @@ fn parse_options<'m>(model: &'m Model, json: &Value) -> Result<ReplyOptions<'m>,
         }
         other => return Err(Problem::invalid(format!("outputs is {other}, must be a list"))),
     };
+    outputs.check_distinct(wanted.iter().map(|&(number, _)| number))?;
     Ok(ReplyOptions { id, outputs, wanted })
 }
 
