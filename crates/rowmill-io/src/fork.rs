@@ -5,9 +5,9 @@
 //! its parent has buffered. It must not keep its parent's folder lock either: that lock belongs to the open
 //! file, which parent and child share.
 //!
-//! Handlers of `pthread_atfork` do two things in the child before `fork` returns. They increment a fork
-//! counter, so that comparing two numbers shows whether a value was made in this process. And they close the
-//! child's copy of every [`OwnFile`].
+//! Handlers of `pthread_atfork` do three things in the child before `fork` returns. They increment a fork
+//! counter, so that comparing two numbers shows whether a value was made in this process. They close the child's
+//! copy of every [`OwnFile`]. And they forget the rings of the parent's threads.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use std::fs::File;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
 
 /// Number of forks between the first process and this one.
 static FORKS: AtomicU64 = AtomicU64::new(0);
@@ -23,7 +23,7 @@ static FORKS: AtomicU64 = AtomicU64::new(0);
 type Files = BTreeMap<u64, File>;
 
 /// Every [`OwnFile`] of this process. Locked during a fork, so that the child inherits no open file that is
-/// not in this map.
+/// not in this map, and no value that [`once`] computes.
 static FILES: Mutex<Files> = Mutex::new(BTreeMap::new());
 
 thread_local! {
@@ -56,6 +56,16 @@ impl Process {
     pub fn is_current(self) -> bool {
         self.0 == FORKS.load(Relaxed)
     }
+}
+
+/// The value of a cell, computed at first use. Forks wait for the computation: a child would find one that never
+/// ends. `compute` must not open an [`OwnFile`] or fill another cell.
+pub(crate) fn once<T>(cell: &OnceLock<T>, compute: impl FnOnce() -> T) -> &T {
+    cell.get().unwrap_or_else(|| {
+        Process::current();
+        let _no_fork = files();
+        cell.get_or_init(compute)
+    })
 }
 
 /// A value that is dropped only by the process that made it; a forked child leaks its copy.
@@ -154,10 +164,46 @@ extern "C" fn after_in_parent() {
 
 extern "C" fn after_in_child() {
     FORKS.fetch_add(1, Relaxed);
+    crate::thread_ring::forget_rings_of_parent();
     let _ = WHILE_FORKING.try_with(|held| {
         if let Some(mut files) = held.borrow_mut().take() {
             // Close the files. Do not unlock them: that would release the parent's lock.
             files.clear();
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_child_finds_a_value_that_was_being_computed_while_it_was_forked() {
+        static CELL: OnceLock<u32> = OnceLock::new();
+        static BEGUN: AtomicBool = AtomicBool::new(false);
+        let computing = std::thread::spawn(|| {
+            once(&CELL, || {
+                BEGUN.store(true, Relaxed);
+                std::thread::sleep(Duration::from_millis(50));
+                7
+            })
+        });
+        while !BEGUN.load(Relaxed) {
+            std::thread::yield_now();
+        }
+        // SAFETY: the child compares and ends, in its only thread.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(CELL.get() != Some(&7))) }
+        }
+        let mut status = -1;
+        // SAFETY: waits for the child created above and writes its status to the pointer.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the cell of the child is empty");
+        assert_eq!(computing.join().unwrap(), &7);
+    }
 }

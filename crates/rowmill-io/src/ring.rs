@@ -97,6 +97,11 @@ impl Drop for Reading {
     }
 }
 
+/// In a forked child: no thread of its parent reads here.
+pub(crate) fn forget_reads_of_parent() {
+    READING.store(0, Relaxed);
+}
+
 /// One call's spans and file.
 struct Batch<'a> {
     source: &'a Source<'a>,

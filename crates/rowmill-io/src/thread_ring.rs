@@ -6,8 +6,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::file_device::BOUNCE_BYTES;
+use crate::fork::once;
 use crate::ring::{DEPTH_MAX, DEPTH_MIN, Deliver, Ring, Source};
-use crate::{IoChoice, Span, pread, ring};
+use crate::{IoChoice, Process, Span, pread, ring};
 
 /// Sum of the depths of the rings in this process.
 static DEPTHS: AtomicUsize = AtomicUsize::new(0);
@@ -26,7 +27,7 @@ thread_local! {
 /// How rings are set up on this machine, or why they are not available.
 pub(crate) fn support() -> Result<&'static str, &'static str> {
     static SUPPORT: OnceLock<Result<String, String>> = OnceLock::new();
-    let support = SUPPORT.get_or_init(|| match Ring::new(DEPTH_MAX) {
+    let support = once(&SUPPORT, || match Ring::new(DEPTH_MAX) {
         Ok(ring) => Ok(ring.describe()),
         Err(error) => Err(format!("io_uring is refused: {error}")),
     });
@@ -95,20 +96,29 @@ fn deepen(ring: &mut Box<Ring>, permit: &mut Permit) {
 /// The right to a part of the reads that the rings of this process may have in flight together.
 struct Permit {
     depth: usize,
+    process: Process,
 }
 
 impl Permit {
     fn take(depth: usize) -> Option<Self> {
         let more = |sum| (sum + depth <= depths_max()).then_some(sum + depth);
         let taken = DEPTHS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-        taken.is_ok().then(|| Self { depth })
+        taken.is_ok().then(|| Self { depth, process: Process::current() })
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        DEPTHS.fetch_sub(self.depth, Ordering::Relaxed);
+        if self.process.is_current() {
+            DEPTHS.fetch_sub(self.depth, Ordering::Relaxed);
+        }
     }
+}
+
+/// In a forked child: the threads that had the rings of its parent do not run here.
+pub(crate) fn forget_rings_of_parent() {
+    DEPTHS.store(0, Ordering::Relaxed);
+    ring::forget_reads_of_parent();
 }
 
 /// Limit of [`DEPTHS`], which bounds the memory of rings: as many large rings as twice the processors, at least 16, or four
@@ -116,7 +126,7 @@ impl Drop for Permit {
 fn depths_max() -> usize {
     static MAX: OnceLock<usize> = OnceLock::new();
     let rings = || 2 * std::thread::available_parallelism().map_or(1, NonZero::get).max(8);
-    *MAX.get_or_init(|| DEPTH_MAX * rings())
+    *once(&MAX, || DEPTH_MAX * rings())
 }
 
 #[cfg(test)]
@@ -164,5 +174,22 @@ mod tests {
         assert_eq!(depth(), Some(DEPTH_MAX), "a large batch has a large ring");
         read(&spans[..1]);
         assert_eq!(depth(), Some(DEPTH_MAX));
+        let permits: Vec<_> = std::iter::from_fn(|| Permit::take(DEPTH_MAX)).collect();
+        // SAFETY: the child reads, compares and ends, in its only thread.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let rings_are_its_own = std::panic::catch_unwind(|| {
+                read(&spans);
+                assert_eq!((depth(), DEPTHS.load(Ordering::Relaxed)), (Some(DEPTH_MAX), DEPTH_MAX));
+                drop(permits);
+                assert_eq!(DEPTHS.load(Ordering::Relaxed), DEPTH_MAX);
+            });
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(rings_are_its_own.is_err())) }
+        }
+        let mut status = -1;
+        // SAFETY: waits for the child created above and writes its status to the pointer.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child has no ring of its own");
     }
 }

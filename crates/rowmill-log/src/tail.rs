@@ -218,10 +218,11 @@ impl Shared {
         }
     }
 
-    /// Wait until all sealed segments are written or the log is poisoned.
+    /// Wait until the segments that are sealed now are written, or the log is poisoned.
     pub(super) fn await_written(&self) {
         let mut state = self.tail.state.lock();
-        while !state.sealed.is_empty() && state.poison.is_none() {
+        let sealed = state.segments_sealed;
+        while state.segments_written < sealed && state.poison.is_none() {
             state = self.await_writer(state);
         }
     }

@@ -1,7 +1,6 @@
 //! Maps errors of the store to exceptions of `rowmill.errors`.
 
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyModule, PyType};
 use rowmill_host::HostError;
 use rowmill_io::DeviceError;
@@ -9,15 +8,11 @@ use rowmill_remote::RemoteError;
 use rowmill_rows::SpecError;
 use rowmill_store::StoreError;
 
-/// The module that declares the exceptions.
-static ERRORS: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
-
-/// The module `rowmill.errors`, imported at the first error.
+/// An exception of `rowmill.errors`. The module is looked up each time: a cell that is filled at the first error would never
+/// be full in a child that was forked while another thread filled it.
 pub(crate) fn exception(py: Python<'_>, class: &str, message: impl Into<String>) -> PyErr {
     let raise = || -> PyResult<PyErr> {
-        let errors =
-            ERRORS.get_or_try_init(py, || PyModule::import(py, "rowmill.errors").map(Bound::unbind))?;
-        let class = errors.bind(py).getattr(class)?.cast_into::<PyType>()?;
+        let class = PyModule::import(py, "rowmill.errors")?.getattr(class)?.cast_into::<PyType>()?;
         Ok(PyErr::from_type(class, (message.into(),)))
     };
     raise().unwrap_or_else(|error| error)

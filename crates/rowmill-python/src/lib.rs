@@ -90,6 +90,9 @@ mod _core {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        // Found out here, where no thread can fork: a child that was forked meanwhile would wait for it without end.
+        rowmill_io::Process::current();
+        rowmill_kernels::InstructionSet::best();
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

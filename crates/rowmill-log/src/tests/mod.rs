@@ -85,8 +85,9 @@ struct Faulty {
 #[derive(Debug, Default)]
 #[allow(clippy::struct_excessive_bools, reason = "independent faults that can be combined")]
 struct Faults {
-    /// Writes wait while this is set.
+    /// Writes wait while this is set, except for so many.
     hold_writes: bool,
+    writes_let_through: usize,
     writes_waiting: usize,
     /// Number of writes that still succeed.
     writes_left: Option<usize>,
@@ -166,9 +167,10 @@ impl Device for Faulty {
         let mut faults = self.faults.lock();
         faults.writes_waiting += 1;
         self.changed.notify_all();
-        while faults.hold_writes {
+        while faults.hold_writes && faults.writes_let_through == 0 {
             faults = self.changed.wait(faults);
         }
+        faults.writes_let_through = faults.writes_let_through.saturating_sub(1);
         faults.writes_waiting -= 1;
         match faults.writes_left {
             Some(0) if faults.full => {

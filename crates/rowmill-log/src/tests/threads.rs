@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use rowmill_sync::unranked::RwLock;
 
@@ -164,4 +165,31 @@ fn waits_on_a_poisoned_log_end() {
     append(&log, 0..u64::from(log.geometry().rows_per_segment()));
     log.await_written();
     assert!(matches!(log.flush(), Err(LogError::Poisoned { .. })));
+}
+
+#[test]
+fn waiting_for_writes_does_not_wait_for_later_segments() {
+    let ends_with_the_first_write = || {
+        let device = Faulty::new(memory_device());
+        let log = Log::open(device.clone(), config(512), &LogState::default()).unwrap();
+        let per_segment = u64::from(log.geometry().rows_per_segment());
+        device.set(|faults| faults.hold_writes = true);
+        append(&log, 0..per_segment);
+        device.await_held_write();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| log.await_written());
+            std::thread::sleep(Duration::from_millis(50));
+            append(&log, per_segment..2 * per_segment);
+            device.set(|faults| faults.writes_let_through = 1);
+            let last = Instant::now() + Duration::from_secs(2);
+            while !waiting.is_finished() && Instant::now() < last {
+                std::thread::yield_now();
+            }
+            let has_ended = waiting.is_finished();
+            device.set(|faults| faults.hold_writes = false);
+            has_ended
+        })
+    };
+    // On a busy machine the thread may begin to wait after the second segment is sealed.
+    assert!((0..5).any(|_| ends_with_the_first_write()));
 }

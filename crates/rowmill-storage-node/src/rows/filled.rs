@@ -249,7 +249,9 @@ impl Filled {
         let opened = saved.and_then(|_| self.options.open(number)).map_err(failed)?;
         write_current(&self.options.folder, number).map_err(|error| failed(error.into()))?;
         // Jobs that run still read the old store; its files go when they are done.
-        *tables.write() = Arc::new(opened);
+        let old = std::mem::replace(&mut *tables.write(), Arc::new(opened));
+        // Closing a store takes a while, during which lookups go on.
+        drop(old);
         self.options.remove(state.number);
         (state.number, state.is_saved, state.is_full) = (number, true, false);
         tracing::info!(number, sequence, "a fill has replaced the tables");

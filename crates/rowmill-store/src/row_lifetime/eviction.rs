@@ -5,6 +5,7 @@
 
 use std::collections::BinaryHeap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rowmill_log::Reading;
 use rowmill_rows::{EvictionRule, RowLayout};
@@ -14,6 +15,9 @@ use crate::error::StoreError;
 use crate::group::Group;
 use crate::shard::Miss;
 use crate::table::{Key, TableState, floats_of, rank_of_score, stamp_of};
+
+/// Time between two evictions of one call, in which changes of rows that wait for the first one can begin.
+const PAUSE: Duration = Duration::from_micros(200);
 
 /// The rows chosen for eviction so far.
 enum Chosen {
@@ -52,18 +56,23 @@ impl Chosen {
 }
 
 impl Group {
-    /// Run the automatic evictions that have become due with a step of `tables`.
+    /// Run the automatic evictions that have become due with a step of `tables`. Changes of rows that wait for
+    /// one of them go on before the next.
     ///
     /// # Errors
     /// As [`Group::evict`].
     pub(crate) fn evict_due<'a>(
         &self,
         changes: &RwLock<(), ranks::Changes>,
-        mut tables: impl Iterator<Item = &'a Arc<TableState>>,
+        tables: impl Iterator<Item = &'a Arc<TableState>>,
     ) -> Result<(), StoreError> {
-        tables.try_for_each(|table| {
-            if table.take_due_eviction() { self.evict(changes, table).map(drop) } else { Ok(()) }
-        })
+        for (number, table) in tables.filter(|table| table.take_due_eviction()).enumerate() {
+            if number > 0 {
+                std::thread::sleep(PAUSE);
+            }
+            self.evict(changes, table)?;
+        }
+        Ok(())
     }
 
     /// Delete the rows that the table's rule selects, blocking changes of rows meanwhile. Returns their ids,
