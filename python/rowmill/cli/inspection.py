@@ -62,6 +62,9 @@ def print_fsck(path: Path, *, repair: bool, dropped: Path | None = None) -> bool
     Returns:
         Whether the store has no problem.
     """
+    if dropped is not None:
+        # Before the repair: afterwards the dropped rows are known no more.
+        dropped.open("a").close()
     report = _core.fsck(str(path), repair)
     for problem in report["problems"]:
         print(problem)
@@ -71,7 +74,11 @@ def print_fsck(path: Path, *, repair: bool, dropped: Path | None = None) -> bool
         for line in lost:
             print(f"{verb}: {line}")
     else:
-        dropped.write_text("".join(f"{line}\n" for line in lost))
+        try:
+            dropped.write_text("".join(f"{line}\n" for line in lost))
+        except OSError:
+            print(*lost, sep="\n")
+            raise
         print(f"wrote {len(lost)} lines with the ids of dropped rows to {dropped}")
     read = (
         f"checkpoint {report['epoch']}: read {report['files']} files and {report['segments']:,} segments with "

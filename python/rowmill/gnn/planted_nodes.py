@@ -100,5 +100,5 @@ def _settings_of(path: Path) -> str | None:
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             return str(file[_SETTINGS])
-    except (OSError, ValueError, KeyError, BadZipFile):
+    except (OSError, ValueError, KeyError, BadZipFile, EOFError, TypeError):
         return None

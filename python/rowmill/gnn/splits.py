@@ -12,6 +12,7 @@ from rowmill.gnn.task import check_splits
 from rowmill.train.out import run_folder
 from rowmill.train.ranks import started_ranks
 from rowmill.train.replacement import Replacement
+from rowmill.train.report import write_whole
 from rowmill.train.run import train
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def _train_all(config: Config, console: Console) -> dict[str, Any]:
         "config": config.as_dict(),
         "machine": reports[-1]["machine"],
     }
-    (out / "splits.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_whole(out / "splits.json", json.dumps(result, indent=2) + "\n")
     return result
 
 
@@ -91,7 +92,9 @@ def best_of_valid(curve: list[dict[str, Any]]) -> dict[str, float | None]:
     """The highest validation accuracy and AUC of a learning curve."""
     keys = ("valid_accuracy", "valid_auc")
     found = {key: [point[key] for point in curve if key in point] for key in keys}
-    return {key: max(values, default=None) for key, values in found.items() if values}
+    # A split whose validation nodes are all of one class has no AUC.
+    known = {key: [value for value in values if value is not None] for key, values in found.items()}
+    return {key: max(known[key], default=None) for key, values in found.items() if values}
 
 
 def _together(tests: list[dict[str, float | None]]) -> dict[str, dict[str, Any]]:

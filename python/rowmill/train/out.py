@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -60,7 +60,7 @@ class RunFolder:
             console.print(f"The folder of this run is {out}", highlight=False, soft_wrap=True)
 
     def leave(self) -> None:
-        """If the run has not begun, everything is as before the command."""
+        """If the run has not begun, everything is as before the command, but for data that it has generated."""
         if self._begun:
             return
         out = self.config.train.out
@@ -71,12 +71,12 @@ class RunFolder:
         elif not self.config.train.replace:
             for rows in self._rows():
                 if self._before.get(rows, True) and os.path.lexists(rows):
-                    _remove_rows(rows)
-                    if rows in self._before:
-                        rows.mkdir(exist_ok=True)
+                    _remove_rows(rows, keep_folder=rows in self._before)
             # Rows that are still there are of another run, which has just begun.
             if not self._had_out and not any(map(os.path.lexists, rows_in(out))):
-                shutil.rmtree(out, ignore_errors=True)
+                with suppress(OSError):
+                    _empty(out, self.config.data.path)
+                    out.rmdir()
 
     def _rows(self) -> list[Path]:
         """The folders of rows: a link to one before that one."""
@@ -138,8 +138,22 @@ def _is_empty(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
 
 
-def _remove_rows(rows: Path) -> None:
-    """Remove the rows of one process, or a link to rows, if there is no checkpoint and no process has them open."""
+def _empty(folder: Path, kept: Path | None = None) -> None:
+    """Remove the content of a folder, but for the entry that is or holds `kept`."""
+    for entry in folder.iterdir():
+        if kept is not None and kept.absolute().is_relative_to(entry.absolute()):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _remove_rows(rows: Path, *, keep_folder: bool) -> None:
+    """Remove the rows of one process, or a link to rows, if there is no checkpoint and no process has them open.
+
+    A folder that was there before the command stays: it may be a mount point, or have an owner of its own.
+    """
     if rows.is_symlink():
         rows.unlink()
         return
@@ -150,7 +164,10 @@ def _remove_rows(rows: Path) -> None:
     try:
         # Other ranks may still have theirs open.
         if not has_checkpoint(rows) and not is_of_ranks([entry.name for entry in rows.iterdir()]):
-            shutil.rmtree(rows)
+            if keep_folder:
+                _empty(rows)
+            else:
+                shutil.rmtree(rows)
     finally:
         lock.release()
 
@@ -210,11 +227,18 @@ def _new_folder(task: str) -> Path:
         raise ConfigError(
             f"{LATEST} is not a link to the latest run: rename it, or pass the folder of this run with --out"
         )
+    try:
+        LATEST.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(
+            f"{LATEST.parent} is a file, or a link to a folder that does not exist: remove it, or pass the folder of this "
+            "run with --out"
+        ) from None
     first = LATEST.with_name(f"{task}-{datetime.now():%Y%m%d-%H%M%S}")
     out, number = first, 1
     while True:
         try:
-            out.mkdir(parents=True)
+            out.mkdir()
         except FileExistsError:
             # Another run began in this second.
             number += 1

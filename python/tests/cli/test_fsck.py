@@ -63,6 +63,9 @@ def test_a_damaged_block_is_repaired_around_and_its_rows_are_listed(
     assert code == 1
     assert "DAMAGED: checkpoint 1" in out
     assert "damaged: table t id " in out
+    code, _, error = fsck(store, "--repair", "--dropped", tmp_path / "absent" / "dropped")
+    assert (code, fsck(store)[0]) == (1, 1), "the list cannot be written, so nothing is repaired"
+    assert "absent/dropped" in error
     listed = tmp_path / "dropped"
     code, out, _ = fsck(store, "--repair", "--dropped", listed)
     assert code == 1

@@ -80,6 +80,26 @@ def test_the_error_for_a_folder_of_compressed_files_names_one(tmp_path: Path, li
     fails(tmp_path, r"holds no \*\.parquet .*; unpack day_0\.tsv\.gz first")
 
 
+def test_a_compressed_file_beside_others_is_refused(tmp_path: Path, line: Line) -> None:
+    for day in (0, 1):
+        (tmp_path / f"day_{day}.tsv").write_text(line())
+    (tmp_path / "day_1.tsv.gz").write_bytes(gzip.compress(line().encode()))
+    (tmp_path / "days.tar.gz").write_bytes(gzip.compress(line().encode()))
+    assert len(read_all(tmp_path)) == 2
+    (tmp_path / "day_1.tsv").unlink()
+    fails(tmp_path, r"day_1\.tsv\.gz is compressed: unpack it first, or move it elsewhere")
+
+
+@pytest.mark.parametrize("ending", ["\n\n", "\r\n\r\n", "\n\n\n"])
+def test_an_empty_last_line_is_named_before_training(
+    write_tsv: Lines, line: Line, ending: str
+) -> None:
+    path = write_tsv([line()] * 5)
+    path.write_bytes(path.read_bytes().rstrip(b"\n") + ending.encode())
+    with pytest.raises(DataError, match=r"line [67]: the last line is empty: remove it"):
+        open_source(path)
+
+
 @pytest.mark.parametrize("name", ["a.tsv", "a.parquet"])
 def test_a_log_without_rows_is_refused(tmp_path: Path, log: Path, name: str) -> None:
     path = tmp_path / name

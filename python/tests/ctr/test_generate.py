@@ -74,6 +74,10 @@ def test_a_log_with_equal_settings_is_reused_and_others_are_not_overwritten(tmp_
 def test_an_interrupted_generation_starts_again(tmp_path: Path) -> None:
     (tmp_path / ".unfinished").touch()
     (tmp_path / "part-00000.parquet").write_bytes(b"half")
+    # Of settings with more rows.
+    (tmp_path / "part-00005.parquet").write_bytes(b"whole")
+    with pytest.raises(DataError, match="a log whose generation was interrupted"):
+        open_source(tmp_path, generated_schema(SMALL))
     generate(tmp_path, SMALL)
     assert open_source(tmp_path, generated_schema(SMALL)).rows == SMALL.rows
     assert not (tmp_path / ".unfinished").exists()

@@ -199,6 +199,10 @@ def test_a_log_is_reused_and_other_logs_are_not_overwritten(tmp_path: Path) -> N
     sidecar.unlink()
     with pytest.raises(DataError, match="holds Parquet files that are not a log of sequences"):
         make_sequences(out, SMALL)
+    # A command that was killed between the two files.
+    (out / ".unfinished").touch()
+    assert make_sequences(out, SMALL) == sidecar
+    assert sorted(path.name for path in out.iterdir()) == ["part-00000.parquet", sidecar.name]
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="is a file, but a log is a folder"):
         make_sequences(tmp_path / "file", SMALL)

@@ -25,7 +25,7 @@ from rowmill.errors import DataError, InvalidInput
 from rowmill.gnn import GraphSAGE
 from rowmill.gnn.planted_nodes import make_nodes
 from rowmill.gnn.settings import NodesConfig
-from rowmill.gnn.splits import train_splits
+from rowmill.gnn.splits import best_of_valid, train_splits
 from rowmill.gnn.task import NodeTask
 from rowmill.train import train
 from rowmill.train.run import Trainer, open_trainer
@@ -182,6 +182,19 @@ def test_two_classes_have_an_auc_too(make: Make, tmp_path: Path) -> None:
     assert report["test"]["auc"] > 0.8
     assert report["test"]["auc"] > report["test"]["accuracy"]
     assert {"valid_auc", "valid_accuracy"} <= set(report["curve"][-1])
+
+
+def test_an_auc_that_is_undefined_has_no_best() -> None:
+    curve: list[dict[str, Any]] = [{"valid_auc": None, "valid_accuracy": 0.5}] * 2
+    assert best_of_valid(curve) == {"valid_auc": None, "valid_accuracy": 0.5}
+    assert best_of_valid([*curve, {"valid_auc": 0.7}])["valid_auc"] == 0.7
+
+
+def test_generated_nodes_do_not_replace_an_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.npz"
+    path.touch()
+    with pytest.raises(DataError, match=r"nodes\.npz"):
+        make_nodes(path, NodesConfig(nodes=600))
 
 
 def test_a_run_equals_plain_torch(make: Make, graph: Path) -> None:

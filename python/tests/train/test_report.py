@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rowmill.train.report import read_report, report_page, write_report
+from rowmill.train.report import read_report, report_page, write_report, write_whole
 from rowmill.train.report.chart import Level, Line, line_chart, nice_ticks, short_count
 
 
@@ -92,6 +92,11 @@ def test_json_holds_null_for_undefined_metrics(tmp_path: Path) -> None:
     assert content["curve"][1]["logloss"] is None
     assert content["test"] == {"auc": 0.7123, "logloss": 0.45, "ne": 0.88}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json"]
+
+
+def test_a_name_that_is_not_utf_8_is_written_with_escapes(tmp_path: Path) -> None:
+    write_whole(tmp_path / "page", "clicks-\udce4.tsv")
+    assert (tmp_path / "page").read_text() == "clicks-\\udce4.tsv"
 
 
 def test_report_json_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,6 +166,27 @@ def test_a_new_run_that_cannot_begin_leaves_nothing_in_its_folders(
     assert main(train(log, *FEW, "--out", "run", "--store", "rows")) == 0
 
 
+def test_a_command_that_fails_keeps_the_log_that_it_has_generated() -> None:
+    np.save("wide.npy", np.zeros((4, 99), np.float32))
+    Path("settings.toml").write_text(
+        '[data]\npath = "run/log"\n[generate]\nrows = 2000\nseed = 3\nrows_per_table = 50\n'
+    )
+    command = ["train", "settings.toml", "--out", "run", "--memory", "64MiB", *FEW]
+    assert main([*command, "--warm-start", "C1=wide.npy"]) == 2
+    assert [path.name for path in Path("run").iterdir()] == ["log"]
+    written = Path("run/log/part-00000.parquet").stat().st_mtime_ns
+    assert main(command) == 0
+    assert Path("run/log/part-00000.parquet").stat().st_mtime_ns == written
+
+
+def test_a_folder_of_runs_that_is_a_link_to_nothing_is_named(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("out").symlink_to("absent")
+    assert main(train(log, *FEW)) == 2
+    assert "out is a file, or a link to a folder that does not exist" in capsys.readouterr().err
+
+
 def test_a_link_without_its_folder_and_a_folder_instead_of_the_link_are_named(
     log: Path, refused: Callable[..., str]
 ) -> None:

@@ -94,6 +94,9 @@ def generate(out: Path, settings: GenerateConfig) -> Path:
             f"{out} holds Parquet files that rowmill did not generate: choose another --out"
         )
     out.mkdir(parents=True, exist_ok=True)
+    # Of an interrupted command, which may have had other settings.
+    for part in out.glob("part-*.parquet"):
+        part.unlink()
     (out / ".unfinished").touch()
     everything, last_fifth = TeacherScore(), TeacherScore()
     test_from = settings.rows - settings.rows // 5

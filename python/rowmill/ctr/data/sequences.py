@@ -54,7 +54,8 @@ def make_sequences(out: Path, settings: SequencesConfig) -> Path:
         raise DataError(
             f"{out} holds sequences made with other settings: choose another --out, or delete the folder"
         )
-    if any(out.glob("*.parquet")):
+    marker = out / ".unfinished"
+    if any(out.glob("*.parquet")) and not marker.exists():
         raise DataError(
             f"{out} holds Parquet files that are not a log of sequences: choose another --out"
         )
@@ -62,10 +63,10 @@ def make_sequences(out: Path, settings: SequencesConfig) -> Path:
     interactions = generate_interactions(settings) if named is None else read_interactions(named)
     table, train_rows = sequence_table(interactions, settings)
     out.mkdir(parents=True, exist_ok=True)
-    unfinished = out / ".unfinished"
-    with writing(unfinished):
-        pq.write_table(table, unfinished, row_group_size=_BLOCK_ROWS, write_page_checksum=True)
-    unfinished.replace(out / "part-00000.parquet")
+    marker.touch()
+    part = out / "part-00000.parquet"
+    with writing(part):
+        pq.write_table(table, part, row_group_size=_BLOCK_ROWS, write_page_checksum=True)
     content = {
         "settings": told,
         "tasks": [] if interactions.liked is None else ["liked"],
@@ -76,8 +77,10 @@ def make_sequences(out: Path, settings: SequencesConfig) -> Path:
         "users": len(np.unique(interactions.users)),
         "items": len(np.unique(interactions.items)),
     }
+    unfinished = out / f".{SEQUENCES_FILE}"
     unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     unfinished.replace(sidecar)
+    marker.unlink()
     return sidecar
 
 

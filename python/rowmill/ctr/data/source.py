@@ -90,6 +90,10 @@ def columns_of(path: Path) -> list[str] | None:
 
 
 def _files(directory: Path) -> list[Path]:
+    if (directory / ".unfinished").exists():
+        raise DataError(
+            f"{directory} holds a log whose generation was interrupted: generate it again"
+        )
     files = sorted(
         path
         for path in directory.iterdir()
@@ -101,6 +105,12 @@ def _files(directory: Path) -> list[Path]:
         raise DataError(
             f"{directory} holds both {parquet[0].name} and {tsv[0].name}: keep one format per folder"
         )
+    for path in files:
+        # Such as day2.tsv.gz beside day1.tsv. An archive beside the files that were in it is usual.
+        plain = path.with_suffix("")
+        is_packed = path.suffix in _PACKED_SUFFIXES
+        if is_packed and plain not in files and plain.suffix in (".parquet", *_TSV_SUFFIXES):
+            raise DataError(f"{path} is compressed: unpack it first, or move it elsewhere")
     if not parquet and not tsv:
         packed = next((path.name for path in files if path.suffix in _PACKED_SUFFIXES), None)
         raise DataError(

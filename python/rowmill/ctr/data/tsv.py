@@ -29,13 +29,15 @@ _WRONG_COUNT = re.compile(r"Row #(\d+): Expected \d+ columns, got (\d+)")
 
 def count_lines(path: Path) -> int:
     """Number of lines; the last one may lack its newline. Raises `DataError` if the file is clearly not text."""
-    lines, last = 0, b"\n"
+    lines, end = 0, b"\n"
     with path.open("rb") as file:
         check_text(file.peek(_SCAN_BYTES), path)
         while chunk := file.read(_SCAN_BYTES):
             lines += chunk.count(b"\n")
-            last = chunk[-1:]
-    return lines + (last != b"\n")
+            end = (end + chunk)[-4:]
+    if end.replace(b"\r", b"").endswith(b"\n\n"):
+        raise DataError(f"{path}, line {lines}: the last line is empty: remove it")
+    return lines + (end[-1:] != b"\n")
 
 
 def read_tsv(path: Path, schema: Schema, start: int) -> Iterator[RowBlock]:

@@ -34,7 +34,8 @@ def write_report(report: dict[str, Any], out: Path) -> None:
 def write_whole(file: Path, content: str) -> None:
     """Write a text file atomically."""
     unfinished = file.with_name(f".{file.name}")
-    unfinished.write_text(content, encoding="utf-8")
+    # Names of files may have bytes that are not UTF-8.
+    unfinished.write_text(content, encoding="utf-8", errors="backslashreplace")
     unfinished.replace(file)
 
 
