@@ -178,12 +178,12 @@ mod tests {
         // SAFETY: the child reads, compares and ends, in its only thread.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let rings_are_its_own = std::panic::catch_unwind(|| {
+            let rings_are_its_own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 read(&spans);
                 assert_eq!((depth(), DEPTHS.load(Ordering::Relaxed)), (Some(DEPTH_MAX), DEPTH_MAX));
                 drop(permits);
                 assert_eq!(DEPTHS.load(Ordering::Relaxed), DEPTH_MAX);
-            });
+            }));
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(i32::from(rings_are_its_own.is_err())) }
         }

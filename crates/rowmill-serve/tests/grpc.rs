@@ -240,7 +240,7 @@ fn a_message_that_does_not_arrive_holds_memory_for_the_slo_at_most() {
     let began = Instant::now();
     let reply = door.server.handle().block_on(door.call("ModelInfer", &[("grpc-timeout", "1H")], body));
     assert_eq!(reply.0, Code::DeadlineExceeded, "{}", reply.1);
-    assert!(began.elapsed() < Duration::from_secs(60));
+    assert!(began.elapsed() < Duration::from_mins(1));
     until("memory returns", || door.arena.held_bytes() == 0);
 }
 
