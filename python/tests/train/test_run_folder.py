@@ -171,7 +171,7 @@ def test_a_command_that_fails_keeps_the_log_that_it_has_generated() -> None:
     Path("settings.toml").write_text(
         '[data]\npath = "run/log"\n[generate]\nrows = 2000\nseed = 3\nrows_per_table = 50\n'
     )
-    command = ["train", "settings.toml", "--out", "run", "--memory", "64MiB", *FEW]
+    command = ["train", "--config", "settings.toml", "--out", "run", "--memory", "64MiB", *FEW]
     assert main([*command, "--warm-start", "C1=wide.npy"]) == 2
     assert [path.name for path in Path("run").iterdir()] == ["log"]
     written = Path("run/log/part-00000.parquet").stat().st_mtime_ns

@@ -105,18 +105,18 @@ def _files(directory: Path) -> list[Path]:
         raise DataError(
             f"{directory} holds both {parquet[0].name} and {tsv[0].name}: keep one format per folder"
         )
-    for path in files:
-        # Such as day2.tsv.gz beside day1.tsv. An archive beside the files that were in it is usual.
-        plain = path.with_suffix("")
-        is_packed = path.suffix in _PACKED_SUFFIXES
-        if is_packed and plain not in files and plain.suffix in (".parquet", *_TSV_SUFFIXES):
-            raise DataError(f"{path} is compressed: unpack it first, or move it elsewhere")
     if not parquet and not tsv:
         packed = next((path.name for path in files if path.suffix in _PACKED_SUFFIXES), None)
         raise DataError(
             f"{directory} holds no *.parquet and no *.tsv, *.txt or *.csv file"
             + ("" if packed is None else f"; unpack {packed} first")
         )
+    for path in files:
+        # Such as day2.tsv.gz beside day1.tsv. An archive beside the files that were in it is usual.
+        plain = path.with_suffix("")
+        is_packed = path.suffix in _PACKED_SUFFIXES
+        if is_packed and plain not in files and plain.suffix in (".parquet", *_TSV_SUFFIXES):
+            raise DataError(f"{path} is compressed: unpack it first, or move it elsewhere")
     return parquet or tsv
 
 
