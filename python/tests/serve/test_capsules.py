@@ -302,7 +302,8 @@ def test_outputs_without_room_fail_their_request_alone(bundles: Path) -> None:
         assert "no room for" in str(error)
         for future in futures:
             if future.exception() is None:
-                assert same(*future.result(), small)
+                (output,) = future.result()
+                assert same(output, small)
         until("memory returns", lambda: model.held_bytes() == 0)
 
 
