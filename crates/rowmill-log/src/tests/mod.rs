@@ -85,8 +85,9 @@ struct Faulty {
 #[derive(Debug, Default)]
 #[allow(clippy::struct_excessive_bools, reason = "independent faults that can be combined")]
 struct Faults {
-    /// Writes wait while this is set, except for so many.
+    /// Writes wait while this is set.
     hold_writes: bool,
+    /// Number of writes that do not wait.
     writes_let_through: usize,
     writes_waiting: usize,
     /// Number of writes that still succeed.
