@@ -81,6 +81,10 @@ def test_an_interrupted_generation_starts_again(tmp_path: Path) -> None:
     generate(tmp_path, SMALL)
     assert open_source(tmp_path, generated_schema(SMALL)).rows == SMALL.rows
     assert not (tmp_path / ".unfinished").exists()
+    # A command that was killed at its very end.
+    (tmp_path / ".unfinished").touch()
+    generate(tmp_path, SMALL)
+    assert open_source(tmp_path, generated_schema(SMALL)).rows == SMALL.rows
 
 
 def test_incomplete_scores_are_written_again(

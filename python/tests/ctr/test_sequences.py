@@ -203,6 +203,10 @@ def test_a_log_is_reused_and_other_logs_are_not_overwritten(tmp_path: Path) -> N
     (out / ".unfinished").touch()
     assert make_sequences(out, SMALL) == sidecar
     assert sorted(path.name for path in out.iterdir()) == ["part-00000.parquet", sidecar.name]
+    # One that was killed at its very end.
+    (out / ".unfinished").touch()
+    make_sequences(out, SMALL)
+    assert sorted(path.name for path in out.iterdir()) == ["part-00000.parquet", sidecar.name]
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="is a file, but a log is a folder"):
         make_sequences(tmp_path / "file", SMALL)

@@ -80,16 +80,18 @@ def generate(out: Path, settings: GenerateConfig) -> Path:
 
     An existing log with the same settings is kept. An existing log with other settings raises `DataError`.
     """
-    sidecar = out / TEACHER_FILE
+    sidecar, marker = out / TEACHER_FILE, out / ".unfinished"
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file, but a log is a folder: choose another --out")
     if sidecar.exists():
         if _read_sidecar(sidecar).get("settings") == asdict(settings):
+            # A command that was killed at its very end has left it.
+            marker.unlink(missing_ok=True)
             return sidecar
         raise DataError(
             f"{out} holds a log generated with other settings: choose another --out, or delete the folder"
         )
-    if any(out.glob("*.parquet")) and not (out / ".unfinished").exists():
+    if any(out.glob("*.parquet")) and not marker.exists():
         raise DataError(
             f"{out} holds Parquet files that rowmill did not generate: choose another --out"
         )
@@ -97,7 +99,7 @@ def generate(out: Path, settings: GenerateConfig) -> Path:
     # Of an interrupted command, which may have had other settings.
     for part in out.glob("part-*.parquet"):
         part.unlink()
-    (out / ".unfinished").touch()
+    marker.touch()
     everything, last_fifth = TeacherScore(), TeacherScore()
     test_from = settings.rows - settings.rows // 5
     row = 0
@@ -129,7 +131,7 @@ def generate(out: Path, settings: GenerateConfig) -> Path:
     unfinished = out / f".{TEACHER_FILE}"
     unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     unfinished.replace(sidecar)
-    (out / ".unfinished").unlink()
+    marker.unlink()
     return sidecar
 
 

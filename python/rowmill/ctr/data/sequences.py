@@ -44,17 +44,18 @@ def make_sequences(out: Path, settings: SequencesConfig) -> Path:
 
     An existing log with the same settings is kept. An existing log with other settings raises `DataError`.
     """
-    sidecar = out / SEQUENCES_FILE
+    sidecar, marker = out / SEQUENCES_FILE, out / ".unfinished"
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file, but a log is a folder: choose another --out")
     told = {key: str(value) for key, value in asdict(settings).items()}
     if sidecar.exists():
         if _read(sidecar)["settings"] == told:
+            # A command that was killed at its very end has left it.
+            marker.unlink(missing_ok=True)
             return sidecar
         raise DataError(
             f"{out} holds sequences made with other settings: choose another --out, or delete the folder"
         )
-    marker = out / ".unfinished"
     if any(out.glob("*.parquet")) and not marker.exists():
         raise DataError(
             f"{out} holds Parquet files that are not a log of sequences: choose another --out"
