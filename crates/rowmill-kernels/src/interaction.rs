@@ -291,7 +291,7 @@ unsafe fn multiply_block<V: Vector, const N: usize, const P: usize>(
             }
         }
         for (r, partials) in partials.into_iter().enumerate() {
-            for (c, mut partials) in partials.into_iter().enumerate() {
+            let registers = partials.map(|mut partials| {
                 // Add by halves: first the registers, then the lanes of the last register.
                 let mut count = P;
                 while count > 1 {
@@ -300,8 +300,9 @@ unsafe fn multiply_block<V: Vector, const N: usize, const P: usize>(
                         partials[p] = partials[p].add(partials[p + count]);
                     }
                 }
-                *products.pointer_mut(row + r).add(column + c) = partials[0].sum();
-            }
+                partials[0]
+            });
+            V::store_sums(registers, products.pointer_mut(row + r).add(column));
         }
     }
 }

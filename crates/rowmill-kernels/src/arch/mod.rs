@@ -53,6 +53,14 @@ pub(crate) trait Vector: Copy {
     unsafe fn sqrt(self) -> Self;
     /// The sum of all lanes, by halves: first lane `p` plus lane `p + LANES / 2`, and so on.
     unsafe fn sum(self) -> f32;
+    /// Writes the sums of `N` vectors to as many floats, each as [`Self::sum`] computes it.
+    #[inline(always)]
+    unsafe fn store_sums<const N: usize>(vectors: [Self; N], target: *mut f32) {
+        for (number, vector) in vectors.into_iter().enumerate() {
+            // SAFETY: the caller upholds the contract.
+            unsafe { *target.add(number) = vector.sum() };
+        }
+    }
     /// The bits of the floats.
     unsafe fn to_bits(self) -> Self::Bits;
     /// The floats with these bits.
