@@ -8,7 +8,9 @@ are the same for all: two, and forwards also with one.
 
 import ctypes
 import gc
+import json
 import os
+import subprocess
 import sys
 
 # Set before torch allocates, so that the rows of all sides use huge pages.
@@ -245,9 +247,17 @@ def main() -> None:
         action="store_true",
         help="compare the forward of stored rows in split-bf16 and fp32 instead, without other engines",
     )
+    parser.add_argument(
+        "--limit",
+        action="store_true",
+        help="measure instead what the second cache miss of a hash index costs a bare loop",
+    )
     arguments = parser.parse_args()
     benchmark = common.Benchmark(common.settings(arguments))
     quick, seed = benchmark.settings.quick, benchmark.settings.seed
+    if arguments.limit:
+        limit(benchmark)
+        return
     torch.set_num_threads(THREADS)
     keep_memory_of_results()
     peers = not arguments.dtypes and fbgemm_is_there()
@@ -262,6 +272,40 @@ def main() -> None:
             compare(benchmark, shape, optimizer, made, peers, threads)
             benchmark.keep()
             gc.collect()  # Free the tables of this cell before the next cell allocates.
+    benchmark.write()
+
+
+def limit(benchmark: common.Benchmark) -> None:
+    """Rate of a loop that reads a bucket and a row for each id, over that of a loop that reads the row alone."""
+    program = common.bench_program()
+    for shape in shapes(benchmark.settings.quick):
+        options = {
+            "rows": shape.rows,
+            "tables": TABLES,
+            "row-bytes": 4 * shape.dim,
+            "batch": BATCH,
+            "bag": shape.lookups,
+            "zipf": ZIPF if shape.skew == "zipf" else 0,
+            "seconds": 1 if benchmark.settings.quick else 2,
+            "rounds": 3 if benchmark.settings.quick else 7,
+            "seed": benchmark.settings.seed,
+        }
+        command = [str(program), "pooling"]
+        command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        lines = [{"cell": str(shape), **json.loads(line)} for line in done.stdout.splitlines()]
+        benchmark.cells.extend(lines)
+        rates = {
+            engine: [line["rows"] / line["cpu_s"] for line in lines if line["engine"] == engine]
+            for engine in ("array", "index")
+        }
+        for engine, taken in rates.items():
+            benchmark.summarize(f"{shape}_{engine}_rows_per_cpu_s", common.Median.of(taken))
+        both = zip(rates["index"], rates["array"], strict=True)
+        benchmark.summarize(
+            f"{shape}_index_over_array", common.Median.of(index / array for index, array in both)
+        )
+        benchmark.keep()
     benchmark.write()
 
 

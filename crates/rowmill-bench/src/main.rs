@@ -19,6 +19,7 @@ mod memory_probe;
 mod open;
 mod optimizer;
 mod peer;
+mod pooling;
 mod settings;
 mod space;
 mod stores;
@@ -58,6 +59,7 @@ fn run(settings: &Settings) -> Result<(), Failure> {
         "open" => open::run(settings),
         "device" => device_probe::run(settings),
         "training" => training::run(settings),
+        "pooling" => pooling::run(settings),
         other => Err(format!("cell {other:?} does not exist: see the list in main.rs").into()),
     }
 }

@@ -1,4 +1,4 @@
-//! The limit of the memory: a random 64-byte bucket names a random row, which is copied or updated.
+//! The limit of the memory: a random 64-byte bucket names a random row, which is copied, updated or pooled.
 //!
 //! This is the least work of any hash-indexed store per row, without hashing well, comparing keys, locking or
 //! counting: two dependent cache misses, both prefetched a batch ahead, on huge pages. Its rate is the limit
@@ -61,19 +61,44 @@ impl MemoryProbe {
         });
     }
 
+    /// Sum the rows of `ids`, `bag` of them into each vector of `out`.
+    pub(crate) fn pool(&self, ids: &[u64], bag: usize, out: &mut [f32]) {
+        let width = self.stride / size_of::<f32>();
+        self.visit(ids, add_to(out, bag, width));
+    }
+
+    /// The same, but an id is itself the position of its row, as in an array: one miss.
+    pub(crate) fn pool_array(&self, ids: &[u64], bag: usize, out: &mut [f32]) {
+        let width = self.stride / size_of::<f32>();
+        self.visit_found(ids, |_| {}, |id| id, add_to(out, bag, width));
+    }
+
     /// Visit rows by position, two prefetched misses each.
     #[inline]
-    fn visit(&self, ids: &[u64], mut work: impl FnMut(usize, *mut f32)) {
+    fn visit(&self, ids: &[u64], work: impl FnMut(usize, *mut f32)) {
+        let prefetch = |id| self.buckets.prefetch(bucket_word(id) * 8);
+        // SAFETY: `id` has a row, so its word is inside the buckets.
+        let find = |id| unsafe { self.buckets.base.add(bucket_word(id)).read() };
+        self.visit_found(ids, prefetch, find, work);
+    }
+
+    /// Visit rows whose numbers `find` knows; `prefetch` is called for each id of a batch before.
+    #[inline]
+    fn visit_found(
+        &self,
+        ids: &[u64],
+        prefetch: impl Fn(u64),
+        find: impl Fn(u64) -> u64,
+        mut work: impl FnMut(usize, *mut f32),
+    ) {
         let mut rows = [std::ptr::null_mut::<f32>(); AHEAD];
         for (chunk_number, chunk) in ids.chunks(AHEAD).enumerate() {
             for &id in chunk {
                 debug_assert!(id < self.row_count);
-                self.buckets.prefetch(bucket_word(id) * 8);
+                prefetch(id);
             }
             for (row, &id) in rows.iter_mut().zip(chunk) {
-                // SAFETY: `id` has a row, so its word is inside the buckets.
-                let number = unsafe { self.buckets.base.add(bucket_word(id)).read() };
-                let offset = number as usize * self.stride;
+                let offset = find(id) as usize * self.stride;
                 for line in (0..self.stride).step_by(64) {
                     self.rows.prefetch(offset + line);
                 }
@@ -83,6 +108,22 @@ impl MemoryProbe {
             for (within, &row) in rows[..chunk.len()].iter().enumerate() {
                 work(chunk_number * AHEAD + within, row);
             }
+        }
+    }
+}
+
+/// Adds rows of `width` floats to the vectors of `out`, `bag` rows to each.
+fn add_to(out: &mut [f32], bag: usize, width: usize) -> impl FnMut(usize, *mut f32) {
+    out.fill(0.0);
+    let (mut begin, mut added) = (0, 0);
+    move |_, row| {
+        if added == bag {
+            (begin, added) = (begin + width, 0);
+        }
+        added += 1;
+        for (column, sum) in out[begin..][..width].iter_mut().enumerate() {
+            // SAFETY: `row` has `width` floats.
+            *sum += unsafe { *row.add(column) };
         }
     }
 }

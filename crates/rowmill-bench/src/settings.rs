@@ -44,6 +44,8 @@ pub(crate) struct Settings {
     pub(crate) rewrites: f64,
     /// Number of tables of a training loop, with `rows` rows each.
     pub(crate) tables: u64,
+    /// Ids of each pooled vector.
+    pub(crate) bag: usize,
     /// Training steps per round.
     pub(crate) steps: usize,
     /// Engines that run the same work as the store.
@@ -78,6 +80,7 @@ impl Settings {
             drift_every: 0,
             rewrites: 3.0,
             tables: 26,
+            bag: 1,
             steps: 64,
             peers: Vec::new(),
             peer_threads: vec![2],
@@ -111,6 +114,7 @@ impl Settings {
             "--drift-every" => self.drift_every = number(name, value)?,
             "--rewrites" => self.rewrites = number(name, value)?,
             "--tables" => self.tables = number(name, value)?,
+            "--bag" => self.bag = number(name, value)?,
             "--steps" => self.steps = number(name, value)?,
             "--peers" => self.peers = value.split(',').map(PeerKind::parse).collect::<Result<_, _>>()?,
             "--peer-threads" => {
@@ -141,6 +145,7 @@ impl Settings {
             ("--threads", self.threads as u64),
             ("--batch", self.batch as u64),
             ("--tables", self.tables),
+            ("--bag", self.bag as u64),
             ("--steps", self.steps as u64),
             ("--peer-threads", self.peer_threads.iter().copied().min().unwrap_or(0) as u64),
         ];
