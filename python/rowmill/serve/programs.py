@@ -18,6 +18,7 @@ from rowmill.partition.bundle import load_program
 from rowmill.partition.compiled import PACKAGE, load_compiled, misfit
 from rowmill.partition.named_lookup import rows_from
 from rowmill.partition.plan_reference import evaluate_size
+from rowmill.serve.checked_program import CheckedProgram
 from rowmill.serve.device import CopiedProgram, Device, SizedProgram
 from rowmill.serve.linears import use_faster_linears
 
@@ -144,7 +145,7 @@ class ProgramThreads:
                     reason = str(error)
             said = f"program, because the compiled one does not fit: {reason}"
         loaded = cast("GraphModule", load_program(folder / f"{half}.pt2", weights))
-        return cast("Run", use_faster_linears(loaded)), said
+        return CheckedProgram(use_faster_linears(loaded)), said
 
     def _run(
         self, requests: list[list[Tensor]]
