@@ -101,11 +101,13 @@ class _Comparison:
         network = self._stack.enter_context(namespaces()) if "netns" in self._ways else None
         row_bytes = _row_bytes(self._part, self._shape)
         flags = ["--memory", f"{(row_bytes * 5 // 4 >> 20) + 256}MiB", "--wire-memory", "1GiB"]
-        flags += ["--preload", "--dense-batches", "1", "--batch-requests", "1"]
+        flags += ["--dense-batches", "1", "--batch-requests", "1"]
         flags += ["--slo", str(_PATIENT_S)]
         patient = self._load(5.0, _PATIENT_S, senders=2)
         for way in self._ways:
-            made = deployment(way, self._bundle, self._part.folder, flags, network)
+            made = deployment(
+                way, self._bundle, self._part.folder, flags, network, preload=True
+            )
             deployed = self._deployed[way] = self._stack.enter_context(made)
             front = deployed.front
             warm_up(patient, front, front.addresses["http"], self._part.bundles.count)

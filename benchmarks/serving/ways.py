@@ -32,7 +32,13 @@ class Deployment:
 
 @contextmanager
 def deployment(
-    way: str, bundle: Path, folder: Path, flags: list[str], network: Namespaces | None = None
+    way: str,
+    bundle: Path,
+    folder: Path,
+    flags: list[str],
+    network: Namespaces | None = None,
+    *,
+    preload: bool = False,
 ) -> Generator[Deployment]:
     """Start the workers of a way.
 
@@ -42,9 +48,12 @@ def deployment(
         folder: For logs and sockets.
         flags: Of every worker.
         network: For "netns".
+        preload: Whether the worker that has the rows reads them into memory before it is ready.
     """
     ports = ["--metrics-port", "0"]
     front = ["--http-port", "0", "--grpc-port", "0", *ports, *flags]
+    if preload:
+        front.append("--preload")
     log = f"{bundle.name}-{way}"
     with ExitStack() as stack:
         if way == "all":
