@@ -21,7 +21,7 @@ pub use batching::{
     Batch, BatchLimits, Batcher, Dispatcher, Job, Next, Place, Refusal, Refused, Reservation, ServiceTime,
 };
 pub use failure::Failure;
-pub use front_door::{Answer, Ask, FrontDoor, Given, Model, TensorSpec};
+pub use front_door::{Answer, Ask, CheckTime, FrontDoor, Given, Model, TensorSpec};
 pub use halves::{Program, Task, TopK};
 pub use load::{Counts, LoadOptions, LoadReport, Pace, Percentiles, StatusCount, load};
 pub use messages::{

@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use common::dense::{GENEROUS, until};
@@ -89,6 +92,48 @@ fn refusals_failures_and_late_answers_have_their_status() {
     late["parameters"] = json!({ "timeout": "5000" });
     let statuses: Vec<u16> = (0..20).map(|_| door.infer(&late, &[]).0).collect();
     assert_eq!(statuses, [504; 20]);
+}
+
+/// Two requests with binary data on one connection.
+#[test]
+fn a_request_that_would_be_late_is_refused_without_its_data_and_its_connection_goes_on() {
+    let door = door();
+    let json = json!({ "inputs": [
+        { "name": "values", "datatype": "FP32", "shape": [100_000, 2], "parameters": { "binary_data_size": 800_000 } },
+        { "name": "offset", "datatype": "INT64", "shape": [], "parameters": { "binary_data_size": 8 } },
+    ]})
+    .to_string();
+    let head = format!(
+        "POST /v2/models/sums/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\
+         inference-header-content-length: {}\r\n\r\n",
+        json.len() + 800_008,
+        json.len()
+    );
+    let mut stream = TcpStream::connect(door.http).unwrap();
+    stream.set_read_timeout(Some(GENEROUS)).unwrap();
+    let mut ask = || {
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(json.as_bytes()).unwrap();
+        stream.write_all(&vec![0; 800_008]).unwrap();
+        let mut answer = vec![0; 12];
+        stream.read_exact(&mut answer).unwrap();
+        let mut byte = [0];
+        while !answer.ends_with(b"\r\n\r\n") {
+            stream.read_exact(&mut byte).unwrap();
+            answer.push(byte[0]);
+        }
+        let head = String::from_utf8(answer).unwrap().to_lowercase();
+        let bytes = head.split("content-length: ").nth(1).unwrap().split("\r\n").next().unwrap();
+        let mut body = vec![0; bytes.parse().unwrap()];
+        stream.read_exact(&mut body).unwrap();
+        (head[9..12].to_owned(), String::from_utf8_lossy(&body).into_owned())
+    };
+    door.is_busy.store(true, Relaxed);
+    assert_eq!(ask(), ("429".into(), json!({ "error": "its deadline is in 5ms" }).to_string()));
+    assert!(door.seen.lock().is_none());
+    door.is_busy.store(false, Relaxed);
+    assert_eq!(ask().0, "200");
+    assert!(door.seen.lock().is_some());
 }
 
 #[test]

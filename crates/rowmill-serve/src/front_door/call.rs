@@ -97,6 +97,17 @@ impl Call<'_> {
         Err(Problem::new(Kind::Unavailable, text))
     }
 
+    /// Refuse the request where an answer within `timeout` since it began cannot be expected, before it is read.
+    pub(super) async fn check_time(&self, timeout: Option<Duration>, trace: [u8; 16]) -> Result<(), Problem> {
+        let checked = (self.model.check_time)(self.deadline(timeout), trace).await;
+        checked.map_err(|failure| Problem::of_status(failure.status, failure.text))
+    }
+
+    fn deadline(&self, timeout: Option<Duration>) -> Instant {
+        let Admitted { door, begin, .. } = &self.admitted;
+        *begin + timeout.unwrap_or(door.front_door.slo)
+    }
+
     /// The outputs of the model, or the best candidates by one of them, within `timeout` since the request began.
     pub(super) async fn ask(
         &self,
@@ -106,7 +117,7 @@ impl Call<'_> {
         trace: [u8; 16],
     ) -> Result<Vec<Tensor>, Problem> {
         let Admitted { door: Door { front_door, .. }, begin, .. } = &self.admitted;
-        let deadline = *begin + timeout.unwrap_or(front_door.slo);
+        let deadline = self.deadline(timeout);
         let given = match given {
             Given::Tensors(tensors) => Given::Tensors(aligned(tensors, &front_door.arena, deadline).await?),
             columns @ Given::Columns(_) => columns,

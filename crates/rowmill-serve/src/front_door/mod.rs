@@ -23,7 +23,7 @@ use std::time::Duration;
 use axum::Router;
 use rowmill_server::Drain;
 
-pub use model::{Answer, Ask, Given, Model, TensorSpec};
+pub use model::{Answer, Ask, CheckTime, Given, Model, TensorSpec};
 
 use crate::Arena;
 

@@ -6,13 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use super::datatype;
 use super::problem::Problem;
-use crate::{Column, ColumnSpec, DType, ModelMetrics, Per, Status, Tensor, TopK};
+use crate::{Column, ColumnSpec, DType, Failure, ModelMetrics, Per, Status, Tensor, TopK};
+
+/// Refuses a request by its deadline and its trace id, as far as that is possible without its inputs.
+pub type CheckTime = dyn Fn(Instant, [u8; 16]) -> BoxFuture<'static, Result<(), Failure>> + Send + Sync;
 
 /// A model with its inputs and outputs.
 #[derive(Clone)]
@@ -29,6 +33,8 @@ pub struct Model {
     pub outputs: Vec<TensorSpec>,
     /// Runs a request, in this thread or another, and answers it. It must not wait.
     pub infer: Arc<dyn Fn(Ask) + Send + Sync>,
+    /// Whether a request of this deadline and trace id that arrived now would be answered in time.
+    pub check_time: Arc<CheckTime>,
     /// Whether it takes requests. Clones share it.
     pub loaded: Arc<AtomicBool>,
     /// How its halves run, by half. Clones share it.

@@ -95,6 +95,15 @@ impl LookupThreads {
         self.0.0.submit(part, Work { job, rows, deadline, stage, predicted, turn, answer })?;
         result.await.unwrap_or_else(|_| Err(Failure::new(Status::Failed, "the lookup threads ended")))
     }
+
+    /// Refuse a new request of `rows` as [`Self::run`] would now.
+    ///
+    /// # Errors
+    /// When the request is predicted to be late, or too many wait.
+    pub(super) fn check(&self, stage: &Stage, rows: u32, deadline: Instant) -> Result<(), Failure> {
+        let shared = &self.0.0;
+        shared.admit(&shared.state.lock(), Part::First, stage, rows, deadline).map(drop)
+    }
 }
 
 impl Drop for Owner {
@@ -107,23 +116,8 @@ impl Drop for Owner {
 impl Shared {
     fn submit(&self, part: Part, mut work: Work) -> Result<(), Failure> {
         let mut state = self.state.lock();
-        let queued = state.queue.len();
-        if queued >= self.queue_max {
-            return Err(refused(&work.stage, Refusal::Full { queued }));
-        }
-        let ahead = (queued + state.running) / self.threads;
-        let (predicted, margin) = work.stage.predict(work.rows, ahead);
-        work.predicted = predicted;
-        // With no one ahead the job runs: nothing else could correct a prediction that is too long.
-        if part == Part::First && queued + state.running > 0 {
-            let wait = state.backlog / self.threads as u32;
-            let needed = wait + predicted + margin + work.stage.rest();
-            let left = work.deadline.saturating_duration_since(Instant::now());
-            if needed > left {
-                return Err(refused(&work.stage, Refusal::Late { needed, left, queued }));
-            }
-        }
-        state.backlog += predicted;
+        work.predicted = self.admit(&state, part, &work.stage, work.rows, work.deadline)?;
+        state.backlog += work.predicted;
         match part {
             Part::First => state.queue.push_back(work),
             Part::Last => state.queue.push_front(work),
@@ -131,6 +125,33 @@ impl Shared {
         drop(state);
         self.changed.notify_one();
         Ok(())
+    }
+
+    /// The predicted time of a job, unless it is refused.
+    fn admit(
+        &self,
+        state: &State,
+        part: Part,
+        stage: &Stage,
+        rows: u32,
+        deadline: Instant,
+    ) -> Result<Duration, Failure> {
+        let queued = state.queue.len();
+        if queued >= self.queue_max {
+            return Err(refused(stage, Refusal::Full { queued }));
+        }
+        let ahead = (queued + state.running) / self.threads;
+        let (predicted, margin) = stage.predict(rows, ahead);
+        // With no one ahead the job runs: nothing else could correct a prediction that is too long.
+        if part == Part::First && queued + state.running > 0 {
+            let wait = state.backlog / self.threads as u32;
+            let needed = wait + predicted + margin + stage.rest();
+            let left = deadline.saturating_duration_since(Instant::now());
+            if needed > left {
+                return Err(refused(stage, Refusal::Late { needed, left, queued }));
+            }
+        }
+        Ok(predicted)
     }
 
     /// The life of a thread.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures_util::FutureExt;
 use tokio::runtime::Handle;
 
 use super::lookup_threads::Part;
@@ -31,6 +32,9 @@ pub(crate) enum Dense {
     /// In another one.
     There(Remote),
 }
+
+/// Rows of a request at least.
+const ROWS_MIN: u32 = 1;
 
 /// A place of a request in the queue of the dense half.
 enum Place {
@@ -138,6 +142,15 @@ impl Served {
         }
     }
 
+    /// Refuse a request whose inputs have not been read, as [`Self::answer`] would refuse one of the fewest rows.
+    ///
+    /// # Errors
+    /// When a half is predicted to be late, or too many requests wait.
+    async fn check_time(&self, trace: [u8; 16], deadline: Instant) -> Result<(), Failure> {
+        drop(self.reserve(ROWS_MIN, trace, deadline).await?);
+        self.threads.check(&self.first, ROWS_MIN, deadline)
+    }
+
     /// Rows that a request has for the dense half.
     fn rows(&self, given: &Given) -> u32 {
         match (given, &self.transform) {
@@ -206,6 +219,11 @@ impl Served {
                 }
             });
         };
+        let served = Arc::clone(self);
+        let check_time = move |deadline, trace| {
+            let served = Arc::clone(&served);
+            async move { served.check_time(trace, deadline).await }.boxed()
+        };
         Model {
             name: self.metrics.name.clone(),
             version: version.into(),
@@ -213,6 +231,7 @@ impl Served {
             columns: self.transform.as_ref().map_or_else(Vec::new, Transform::columns),
             outputs: self.signature.output_specs(),
             infer: Arc::new(infer),
+            check_time: Arc::new(check_time),
             loaded: Arc::new(true.into()),
             halves: Arc::default(),
             metrics: Arc::clone(&self.metrics),

@@ -3,10 +3,13 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
 use axum::http::Request;
+use futures_util::FutureExt;
+use futures_util::future::ready;
 use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
@@ -41,6 +44,8 @@ pub(crate) struct Door {
     pub(crate) arena: Arena,
     /// Trace id and time left of the last request.
     pub(crate) seen: Arc<Mutex<Seen>>,
+    /// Whether the model refuses requests before they are read.
+    pub(crate) is_busy: Arc<AtomicBool>,
     metrics: Registry,
 }
 
@@ -56,6 +61,8 @@ pub(crate) fn door_with(slo: Duration) -> Door {
     let (server, arena) = (Server::start(2).unwrap(), arena());
     let seen = Arc::new(Mutex::new(None));
     let last = Arc::clone(&seen);
+    let is_busy = Arc::new(AtomicBool::new(false));
+    let busy = Arc::clone(&is_busy);
     let model = Model {
         name: "sums".into(),
         version: "3".into(),
@@ -68,6 +75,10 @@ pub(crate) fn door_with(slo: Duration) -> Door {
         infer: Arc::new(move |ask: Ask| {
             *last.lock() = Some((ask.trace, ask.deadline.saturating_duration_since(Instant::now())));
             sums(ask);
+        }),
+        check_time: Arc::new(move |_, _| {
+            let refusal = busy.load(Relaxed).then(|| Failure::new(Status::Late, "its deadline is in 5ms"));
+            ready(refusal.map_or(Ok(()), Err)).boxed()
         }),
         loaded: Arc::new(true.into()),
         halves: Arc::default(),
@@ -99,7 +110,7 @@ pub(crate) fn door_with(slo: Duration) -> Door {
         let _inside = server.handle().enter();
         Endpoint::from_shared(format!("http://{grpc}")).unwrap().connect_lazy()
     };
-    Door { server, http, grpc, arena, seen, metrics }
+    Door { server, http, grpc, arena, seen, is_busy, metrics }
 }
 
 /// The bytes of all columns, each as one sum.

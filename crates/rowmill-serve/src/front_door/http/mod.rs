@@ -15,6 +15,7 @@ use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
+use tokio::time::timeout_at;
 
 use super::call::{Call, Door, trace};
 use super::problem::{Kind, Problem};
@@ -124,10 +125,18 @@ async fn infer(State(door): Front, Path(path): PathOf, headers: HeaderMap, body:
 async fn answer(front_door: &FrontDoor, call: &Call<'_>, headers: &HeaderMap, body: Body) -> Answered {
     call.check_loaded()?;
     let read_by = call.read_by();
-    let body = tokio::time::timeout_at(read_by.into(), body::read(front_door, headers, body, read_by)).await;
-    let body = body.unwrap_or_else(|_| Err(Problem::slow(front_door.slo)))?;
-    let request = request::parse(call.model, &body)?;
-    let request::Request { given, timeout, options } = request;
+    let mut body = body::Incoming::of(front_door, headers, body, read_by)?;
+    let slow = |_| Err(Problem::slow(front_door.slo));
+    let json = timeout_at(read_by.into(), body.json()).await.unwrap_or_else(slow)?;
+    let json = request::json(&json)?;
+    let timeout = request::timeout(&json)?;
+    if let Err(problem) = call.check_time(timeout, trace(headers)).await {
+        // Its binary data need not be kept.
+        let _ = timeout_at(read_by.into(), body.discard()).await;
+        return Err(problem);
+    }
+    let binary = timeout_at(read_by.into(), body.binary()).await.unwrap_or_else(slow)?;
+    let request::Request { given, options } = request::parse(call.model, &json, binary)?;
     let outputs = call.ask(given, options.outputs.top, timeout, trace(headers)).await?;
     call.encode(|| reply::encode(call.model, &options, &outputs))
 }

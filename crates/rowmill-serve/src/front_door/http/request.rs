@@ -5,20 +5,18 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::super::call::timeout;
+use super::super::call;
 use super::super::datatype;
 use super::super::inputs::{Inputs, Slot, check_parameters, list};
 use super::super::model::{Given, Model};
 use super::super::outputs::Outputs;
 use super::super::problem::Problem;
-use super::body::Parts;
 use super::elements;
 use crate::{Buffer, Elements};
 
 /// A request that fits the signature.
 pub(super) struct Request<'m> {
     pub(super) given: Given,
-    pub(super) timeout: Option<Duration>,
     pub(super) options: ReplyOptions<'m>,
 }
 
@@ -31,11 +29,20 @@ pub(super) struct ReplyOptions<'m> {
     pub(super) wanted: Vec<(usize, bool)>,
 }
 
-pub(super) fn parse<'m>(model: &'m Model, body: &Parts) -> Result<Request<'m>, Problem> {
-    let json: Value = serde_json::from_slice(&body.json)
-        .map_err(|error| Problem::invalid(format!("the request is not JSON: {error}")))?;
+/// The JSON part of a body.
+pub(super) fn json(part: &[u8]) -> Result<Value, Problem> {
+    serde_json::from_slice(part)
+        .map_err(|error| Problem::invalid(format!("the request is not JSON: {error}")))
+}
+
+/// The time that the request allows for its answer.
+pub(super) fn timeout(json: &Value) -> Result<Option<Duration>, Problem> {
+    call::timeout(&object(&json["parameters"], "parameters")?["timeout"])
+}
+
+/// What the JSON part says, with the binary data behind it.
+pub(super) fn parse<'m>(model: &'m Model, json: &Value, mut binary: Buffer) -> Result<Request<'m>, Problem> {
     let listed = json["inputs"].as_array().ok_or_else(|| Problem::invalid("inputs must be a list".into()))?;
-    let mut binary = body.binary.clone();
     let mut inputs = Inputs::of(model);
     for input in listed {
         let name = input["name"].as_str().ok_or_else(|| Problem::invalid("an input has no name".into()))?;
@@ -46,11 +53,7 @@ pub(super) fn parse<'m>(model: &'m Model, body: &Parts) -> Result<Request<'m>, P
     if !binary.is_empty() {
         return Err(Problem::invalid(format!("{} bytes of binary data belong to no input", binary.len())));
     }
-    Ok(Request {
-        given: inputs.finish()?,
-        timeout: timeout(&object(&json["parameters"], "parameters")?["timeout"])?,
-        options: parse_options(model, &json)?,
-    })
+    Ok(Request { given: inputs.finish()?, options: parse_options(model, json)? })
 }
 
 /// The elements of an input or column, its shape and its data.
