@@ -10,13 +10,12 @@ import copy
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.fx.graph import CodeGen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
+    from torch import Size, Tensor
     from torch.fx import GraphModule
 
 SHAPES_MAX = 4096
@@ -33,7 +32,7 @@ class CheckedProgram:
     def __init__(self, program: GraphModule) -> None:
         self._program = program
         self._run, self._constants = _function(program)
-        self._checked: set[tuple[torch.Size, ...]] = set()
+        self._checked: set[tuple[Size, ...]] = set()
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """The outputs of the program.
