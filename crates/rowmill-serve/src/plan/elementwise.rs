@@ -341,7 +341,9 @@ pub(super) fn range(
     let step_size = i128::from(step);
     let count = (distance + step_size - step_size.signum()) / step_size;
     Array::make(arena, dtype, &[count as usize], |out| {
-        store_i64(out, dtype, (0..count).map(|at| (i128::from(start) + at * step_size) as i64));
+        // Every value lies between the bounds, so it is exact even where the product wraps around.
+        let value = |at: i64| start.wrapping_add(at.wrapping_mul(step));
+        store_i64(out, dtype, (0..count as i64).map(value));
         Ok(())
     })
 }

@@ -15,26 +15,61 @@ pub(super) fn view(array: &Array, shape: Vec<usize>) -> Result<Array, Failure> {
     Ok(Array { shape, ..array.clone() })
 }
 
+/// A dimension of a copy: its items, and their distance in the source.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Dimension {
+    size: usize,
+    stride: usize,
+}
+
 /// Copy elements whose places, per dimension of the result, have these distances in the source.
 fn strided(arena: &Arena, array: &Array, shape: &[usize], strides: &[usize]) -> Result<Array, Failure> {
-    let width = array.dtype.bytes();
+    let dimensions = joined(shape, strides);
     Array::make(arena, array.dtype, shape, |out| {
-        let mut place = vec![0_usize; shape.len()];
-        let mut from = 0;
-        for target in out.chunks_exact_mut(width) {
-            target.copy_from_slice(&array.data[from * width..(from + 1) * width]);
-            for dim in (0..shape.len()).rev() {
-                place[dim] += 1;
-                from += strides[dim];
-                if place[dim] < shape[dim] {
-                    break;
-                }
-                from -= strides[dim] * shape[dim];
-                place[dim] = 0;
-            }
+        match array.dtype.bytes() {
+            1 => copy::<1>(array.elements(), &dimensions, out.as_chunks_mut().0),
+            2 => copy::<2>(array.elements(), &dimensions, out.as_chunks_mut().0),
+            4 => copy::<4>(array.elements(), &dimensions, out.as_chunks_mut().0),
+            _ => copy::<8>(array.elements(), &dimensions, out.as_chunks_mut().0),
         }
         Ok(())
     })
+}
+
+/// The fewest dimensions that visit the same elements in the same order.
+fn joined(shape: &[usize], strides: &[usize]) -> Vec<Dimension> {
+    let mut joined: Vec<Dimension> = Vec::new();
+    for (&size, &stride) in shape.iter().zip(strides).filter(|&(&size, _)| size != 1) {
+        match joined.last_mut() {
+            Some(last) if last.stride == stride * size => {
+                *last = Dimension { size: last.size * size, stride };
+            }
+            _ => joined.push(Dimension { size, stride }),
+        }
+    }
+    joined
+}
+
+/// Fill `out` with elements from the first one of `source` on.
+fn copy<const BYTES: usize>(source: &[[u8; BYTES]], dimensions: &[Dimension], out: &mut [[u8; BYTES]]) {
+    if out.is_empty() {
+        return;
+    }
+    match *dimensions {
+        [] => out[0] = source[0],
+        [Dimension { stride: 0, .. }] => out.fill(source[0]),
+        [Dimension { stride: 1, size }] => out.copy_from_slice(&source[..size]),
+        [Dimension { stride, .. }] => {
+            for (target, element) in out.iter_mut().zip(source.iter().step_by(stride)) {
+                *target = *element;
+            }
+        }
+        [Dimension { size, stride }, ref inner @ ..] => {
+            for (item, target) in out.chunks_exact_mut(out.len() / size).enumerate() {
+                copy(&source[item * stride..], inner, target);
+            }
+        }
+    }
 }
 
 /// Distances in elements between neighbours of each dimension.
@@ -174,4 +209,57 @@ fn take(arena: &Arena, array: &Array, dim: usize, items: &[usize]) -> Result<Arr
         }
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Buffer, DType};
+
+    proptest! {
+        /// Against the place of each element, for dimensions in any order, of size 0 and 1 too, and repeated ones.
+        #[test]
+        fn copies_agree_with_the_places_of_elements(
+            sizes in prop::collection::vec((0_usize..5, any::<bool>()), 0..5),
+            order in any::<prop::sample::Index>(),
+            dtype in prop::sample::select(vec![DType::Bool, DType::Float16, DType::Int32, DType::Int64]),
+        ) {
+            // Repeated dimensions have one item in the source.
+            let held: Vec<usize> = sizes.iter().map(|&(size, is_repeated)| if is_repeated { 1 } else { size }).collect();
+            let count: usize = held.iter().product();
+            let width = dtype.bytes();
+            let bytes: Vec<u8> = (0..count * width).map(|at| (at % 251) as u8).collect();
+            let array = Array { dtype, shape: held.clone(), data: Buffer::from(&bytes[..]) };
+            let mut dims: Vec<usize> = (0..sizes.len()).collect();
+            dims.rotate_left(order.index(sizes.len().max(1)));
+            let held_strides = strides_of(&held);
+            let shape: Vec<usize> = dims.iter().map(|&dim| sizes[dim].0).collect();
+            let strides: Vec<usize> =
+                dims.iter().map(|&dim| if sizes[dim].1 { 0 } else { held_strides[dim] }).collect();
+            let copied = strided(&Arena::new(1 << 20).unwrap(), &array, &shape, &strides).unwrap();
+            let mut expected: Vec<u8> = Vec::new();
+            for number in 0..shape.iter().product::<usize>() {
+                let (mut rest, mut from) = (number, 0);
+                for (size, stride) in shape.iter().zip(&strides).rev() {
+                    from += rest % size * stride;
+                    rest /= size;
+                }
+                expected.extend(&bytes[from * width..][..width]);
+            }
+            prop_assert_eq!(&copied.data[..], &expected[..]);
+        }
+    }
+
+    #[test]
+    fn neighbouring_dimensions_are_one() {
+        let of = |shape: &[usize], strides: &[usize]| -> Vec<(usize, usize)> {
+            joined(shape, strides).iter().map(|dimension| (dimension.size, dimension.stride)).collect()
+        };
+        assert_eq!(of(&[3, 1, 4], &[4, 9, 1]), [(12, 1)]);
+        assert_eq!(of(&[3, 2, 10], &[10, 30, 1]), [(3, 10), (2, 30), (10, 1)]);
+        assert_eq!(of(&[5, 4, 3], &[0, 0, 1]), [(20, 0), (3, 1)]);
+        assert_eq!(of(&[1, 1], &[7, 7]), []);
+    }
 }
