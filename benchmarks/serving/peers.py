@@ -66,8 +66,7 @@ def _servers(part: Part) -> Generator[dict[str, Worker]]:
     with ExitStack() as stack:
         found: dict[str, Worker] = {}
         for name, (batches, threads) in OURS.items():
-            # All servers have the rows in memory in the order of their ids.
-            command = [bundle, *flags, "--preload", "--dense-batches", str(batches)]
+            command = [bundle, *flags, "--dense-batches", str(batches)]
             started = worker(command, part.folder / f"{name}.log", threads=threads)
             found[name] = stack.enter_context(started)
         for server in PEERS:
