@@ -7,6 +7,7 @@ mod reply;
 mod request;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -128,17 +129,26 @@ async fn answer(front_door: &FrontDoor, call: &Call<'_>, headers: &HeaderMap, bo
     let mut body = body::Incoming::of(front_door, headers, body, read_by)?;
     let slow = |_| Err(Problem::slow(front_door.slo));
     let json = timeout_at(read_by.into(), body.json()).await.unwrap_or_else(slow)?;
-    let json = request::json(&json)?;
-    let timeout = request::timeout(&json)?;
-    if let Err(problem) = call.check_time(timeout, trace(headers)).await {
-        // Its binary data need not be kept.
-        let _ = timeout_at(read_by.into(), body.discard()).await;
-        return Err(problem);
-    }
+    let (json, timeout) = match check(call, &json, trace(headers)).await {
+        Ok(checked) => checked,
+        Err(problem) => {
+            // A client that still sends would not see the answer if the connection was closed.
+            let _ = timeout_at(read_by.into(), body.discard()).await;
+            return Err(problem);
+        }
+    };
     let binary = timeout_at(read_by.into(), body.binary()).await.unwrap_or_else(slow)?;
     let request::Request { given, options } = request::parse(call.model, &json, binary)?;
     let outputs = call.ask(given, options.outputs.top, timeout, trace(headers)).await?;
     call.encode(|| reply::encode(call.model, &options, &outputs))
+}
+
+/// The JSON part and the timeout of a request that can be answered in time.
+async fn check(call: &Call<'_>, part: &[u8], trace: [u8; 16]) -> Result<(Value, Option<Duration>), Problem> {
+    let json = request::json(part)?;
+    let timeout = request::timeout(&json)?;
+    call.check_time(timeout, trace).await?;
+    Ok((json, timeout))
 }
 
 impl IntoResponse for Problem {
