@@ -293,9 +293,11 @@ def limit(benchmark: common.Benchmark) -> None:
         command = [str(program), "pooling"]
         command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        lines = [{"cell": str(shape), **json.loads(line)} for line in done.stdout.splitlines()]
+        lines: list[dict[str, Any]] = [
+            {"cell": str(shape), **json.loads(line)} for line in done.stdout.splitlines()
+        ]
         benchmark.cells.extend(lines)
-        rates = {
+        rates: dict[str, list[float]] = {
             engine: [line["rows"] / line["cpu_s"] for line in lines if line["engine"] == engine]
             for engine in ("array", "index")
         }

@@ -105,9 +105,7 @@ class _Comparison:
         flags += ["--slo", str(_PATIENT_S)]
         patient = self._load(5.0, _PATIENT_S, senders=2)
         for way in self._ways:
-            made = deployment(
-                way, self._bundle, self._part.folder, flags, network, preload=True
-            )
+            made = deployment(way, self._bundle, self._part.folder, flags, network, preload=True)
             deployed = self._deployed[way] = self._stack.enter_context(made)
             front = deployed.front
             warm_up(patient, front, front.addresses["http"], self._part.bundles.count)

@@ -118,7 +118,7 @@ def check_base(made: Environment) -> None:
     missing = dict(line.split(": ", 1) for line in made.python("-c", IMPORTS).splitlines())
     assert missing["rowmill.train.run"] == "rich is not installed: pip install 'rowmill[train]'"
     assert missing["rowmill.integrations.pyg"].endswith("pip install 'rowmill[pyg]'")
-    complete = {"rowmill.train", "rowmill.store.store", "rowmill.nn.collection", "rowmill.kge.models"}
+    complete = {"rowmill.train", "rowmill.store.store", "rowmill.nn.collection"}
     assert not complete & set(missing)
     said = made.run(made.program("rowmill"), "train", "--data", "log", code=1)
     assert said == "rowmill: rich is not installed: pip install 'rowmill[train]'\n"

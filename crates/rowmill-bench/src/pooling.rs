@@ -10,18 +10,20 @@ use rowmill_testkit::{UniformIds, ZipfIds};
 
 use crate::measure::{print, sample};
 use crate::memory_probe::MemoryProbe;
-use crate::settings::{Failure, Settings};
+use crate::settings::Settings;
 
 /// Ids that are drawn before the clock starts: more than any cache has rows.
 const IDS: usize = 1 << 25;
 
+/// A loop over ids, with the ids of one vector and the vectors.
+type Pool = fn(&MemoryProbe, &[u64], usize, &mut [f32]);
+
 /// One thread. Calls take turns over the tables, with `--batch` vectors of `--bag` ids each.
-pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
+pub(crate) fn run(settings: &Settings) {
     let tables: Vec<_> =
         (0..settings.tables).map(|_| MemoryProbe::new(settings.rows, settings.row_bytes)).collect();
     let ids = draw(settings);
     let mut out = vec![0.0; settings.batch * settings.row_bytes / size_of::<f32>()];
-    type Pool = fn(&MemoryProbe, &[u64], usize, &mut [f32]);
     let ways: [(&str, Pool); 2] = [("array", MemoryProbe::pool_array), ("index", MemoryProbe::pool)];
     let mut calls =
         ways.map(|_| tables.iter().cycle().zip(ids.chunks_exact(settings.batch * settings.bag).cycle()));
@@ -39,7 +41,6 @@ pub(crate) fn run(settings: &Settings) -> Result<(), Failure> {
             }));
         }
     }
-    Ok(())
 }
 
 /// Ids as in the settings. Frequent ids are spread over the whole range.
