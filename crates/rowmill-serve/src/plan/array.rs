@@ -29,7 +29,8 @@ pub(super) fn count_of(shape: &[usize]) -> Result<usize, Failure> {
 }
 
 impl Array {
-    /// An array whose bytes `write` fills; they are zeros, or arbitrary in a large array.
+    /// An array whose bytes `write` fills; they are zeros, or arbitrary in a large array. `write` is not called for an
+    /// array without elements: one dimension of 0 may stand beside others of any size, and loops over those would not end.
     pub(crate) fn make(
         arena: &Arena,
         dtype: DType,
@@ -37,7 +38,9 @@ impl Array {
         write: impl FnOnce(&mut [u8]) -> Result<(), Failure>,
     ) -> Result<Self, Failure> {
         let bytes = count_of(shape)? * dtype.bytes();
-        let data = if bytes <= SMALL_BYTES {
+        let data = if bytes == 0 {
+            Buffer::from(&[][..])
+        } else if bytes <= SMALL_BYTES {
             let mut data = vec![0; bytes];
             write(&mut data)?;
             Buffer::from(&data[..])

@@ -177,8 +177,7 @@ pub(super) fn slice(
     if (start, stop, step) == (0, size, 1) {
         return Ok(array.clone());
     }
-    let items: Vec<usize> = (start..stop.max(start)).step_by(step).collect();
-    take(arena, array, dim, &items)
+    take(arena, array, dim, (start..stop.max(start)).step_by(step))
 }
 
 /// Items of a dimension by their positions; negative ones count from the end.
@@ -190,10 +189,15 @@ pub(super) fn gather(arena: &Arena, array: &Array, dim: usize, index: &Array) ->
             Failure::invalid(format!("position {at} is outside of dimension {dim} of {size} items"))
         })
     });
-    take(arena, array, dim, &positions.collect::<Result<Vec<_>, _>>()?)
+    take(arena, array, dim, positions.collect::<Result<Vec<_>, _>>()?.into_iter())
 }
 
-fn take(arena: &Arena, array: &Array, dim: usize, items: &[usize]) -> Result<Array, Failure> {
+fn take(
+    arena: &Arena,
+    array: &Array,
+    dim: usize,
+    items: impl ExactSizeIterator<Item = usize> + Clone,
+) -> Result<Array, Failure> {
     let Split { outer, size, inner } = array.split(dim)?;
     let mut shape = array.shape.clone();
     shape[dim] = items.len();
@@ -201,7 +205,7 @@ fn take(arena: &Arena, array: &Array, dim: usize, items: &[usize]) -> Result<Arr
     Array::make(arena, array.dtype, &shape, |out| {
         let mut rest = out;
         for block in 0..outer {
-            for item in items {
+            for item in items.clone() {
                 let (target, behind) = rest.split_at_mut(width);
                 target.copy_from_slice(&array.data[(block * size + item) * width..][..width]);
                 rest = behind;

@@ -12,9 +12,10 @@ fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::Float32 | DType::Float64 | DType::Float16 | DType::BFloat16)
 }
 
-/// Places of the elements that lie side by side along a dimension: for each block and inner place, all of them.
+/// Places of the elements that lie side by side along a dimension: for each block and inner place, all of them. No lanes
+/// if they are empty: there may be any number of those.
 fn lanes(Split { outer, size, inner }: Split) -> impl Iterator<Item = impl Iterator<Item = usize>> {
-    (0..outer * inner).map(move |lane| {
+    (0..if size == 0 { 0 } else { outer * inner }).map(move |lane| {
         let first = lane / inner * size * inner + lane % inner;
         (0..size).map(move |at| first + at * inner)
     })

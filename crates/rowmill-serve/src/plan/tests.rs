@@ -167,3 +167,20 @@ fn results_beyond_the_arena_are_refused() {
     let error = plan.run(&arena(), &input(9)).unwrap_err();
     assert!(error.text.contains("raise wire_memory"), "{error}");
 }
+
+/// A loop over a million million rows without elements would take hours.
+#[test]
+fn many_rows_without_elements_take_no_time() {
+    let rows = 1 << 40;
+    let empty = Array { dtype: DType::Float32, shape: vec![rows, 0], data: Buffer::from(&[][..]) };
+    let arena = arena();
+    let joined = layout::cat(&arena, &[&empty, &empty], 1).unwrap();
+    assert_eq!(joined.shape, [rows, 0]);
+    assert_eq!(layout::slice(&arena, &empty, 0, (1, i64::MAX, 1)).unwrap().shape, [rows - 1, 0]);
+    assert_eq!(layout::slice(&arena, &empty, 1, (1, 3, 1)).unwrap().shape, [rows, 0]);
+    assert_eq!(layout::slice(&arena, &empty, 1, (0, 1, 2)).unwrap().shape, [rows, 0]);
+    for array in reduce::order(&arena, &empty, 1, true, None).unwrap() {
+        assert_eq!(array.shape, [rows, 0]);
+    }
+    assert_eq!(reduce::softmax(&arena, &empty, 1).unwrap().shape, [rows, 0]);
+}
