@@ -560,8 +560,8 @@ fn a_feed_of_any_bytes_is_followed_or_refused() {
     };
     assert_eq!(follow(&original), Outcome::Read, "an unchanged feed is read");
     let mut counts = [0_u64; 3];
-    let seeds = number(SEED_VARIABLE).map_or(0..CASES, |seed| seed..seed + 1);
-    for seed in seeds {
+    let one = number(SEED_VARIABLE);
+    for seed in one.map_or(0..CASES, |seed| seed..seed + 1) {
         let mut rng = Rng64::new(seed);
         let mut files = original.clone();
         for _ in 0..=rng.below(2) {
@@ -573,5 +573,5 @@ fn a_feed_of_any_bytes_is_followed_or_refused() {
             1;
     }
     println!("{counts:?}");
-    assert!(counts.iter().filter(|&&count| count > CASES / 50).count() >= 2, "{counts:?}");
+    assert!(one.is_some() || counts.iter().filter(|&&count| count > CASES / 50).count() >= 2, "{counts:?}");
 }

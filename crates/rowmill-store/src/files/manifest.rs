@@ -12,6 +12,7 @@
 use std::collections::HashSet;
 use std::io::Read;
 
+use rowmill_index::Location;
 use rowmill_io::{DeviceError, Sealed, Volume};
 use rowmill_log::LogState;
 use rowmill_rows::{Category, Dtype, GroupSpec, TableSpec};
@@ -117,6 +118,9 @@ pub(crate) struct GroupEntry {
     /// Segments with rows of this checkpoint.
     pub(crate) log: LogState,
 }
+
+/// Rows of a group at most: it has a place on the device for each.
+const ROWS_MAX: u64 = Location::ROW_MAX as u64 + 1;
 
 /// A table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -300,7 +304,10 @@ impl Manifest {
 
     /// Check all values: they determine how much is allocated and read.
     fn check(&self) -> Result<(), String> {
-        let counts = self.tables.iter().flat_map(|table| [table.steps, table.accesses, table.births]);
+        let counts = self
+            .tables
+            .iter()
+            .flat_map(|table| [table.steps, table.accesses, table.births, table.deletes, table.evicted]);
         let logs = self.groups.iter().flat_map(|group| [group.log.cut, group.log.next_sequence]);
         let logs = logs.chain([self.feed]);
         if let Some(count) = counts.chain(logs).chain([self.epoch]).find(|count| *count > COUNT_MAX) {
@@ -317,6 +324,12 @@ impl Manifest {
                 return Err(format!("table {name:?} is in group {}, which does not exist", table.group));
             };
             table.spec.validate().map_err(|error| format!("table {name:?}: {error}"))?;
+            if table.rows > ROWS_MAX {
+                return Err(format!(
+                    "table {name:?} has {} rows, a group has room for {ROWS_MAX}",
+                    table.rows
+                ));
+            }
             if table.spec.group() != group.spec {
                 return Err(format!("table {name:?} has another spec than its group {}", table.group));
             }

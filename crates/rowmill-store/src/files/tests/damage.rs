@@ -156,7 +156,13 @@ fn fields_may_come_and_go_but_not_contradict_each_other() {
     write_json(&volume, &other);
     assert_eq!(Manifest::load(&volume).unwrap(), written);
 
-    let wrong: [(&str, serde_json::Value, &str); 5] = [
+    let wrong: [(&str, serde_json::Value, &str); 7] = [
+        (
+            "/tables/0/rows",
+            (1_u64 << 31 | 1).into(),
+            "table \"users\" has 2147483649 rows, a group has room for 2147483648",
+        ),
+        ("/tables/0/deletes", u64::MAX.into(), "a counter is 18446744073709551615"),
         ("/tables/0/group", 1.into(), "table \"users\" is in group 1"),
         ("/groups/0/shards", 3.into(), "a group has 3 shards"),
         ("/format_version", 2.into(), "its JSON has another format version, 2"),
