@@ -96,14 +96,6 @@ impl RowLayout {
         weight_bytes(self.dim, self.dtype)
     }
 
-    /// Number of bytes, from the start of the row, that a lookup reads.
-    pub fn lookup_bytes(&self) -> usize {
-        match self.dtype {
-            Dtype::F32 | Dtype::Bf16 => self.state_offset(),
-            Dtype::SplitBf16 => 2 * self.dim,
-        }
-    }
-
     /// Offset of the stamp, for rows that carry one.
     pub fn stamp_offset(&self) -> Option<usize> {
         self.stamped.then(|| self.state_offset() + 4 * self.state_floats)
@@ -157,13 +149,12 @@ mod tests {
     }
 
     #[test]
-    fn split_weights_take_the_bytes_of_floats_and_lookups_read_half() {
+    fn split_weights_take_the_bytes_of_floats() {
         for dim in [1, 7, 64] {
             let adam = OptimizerSpec::Adam { lr: 0.1, beta1: 0.9, beta2: 0.99, eps: 0.0 };
             let [split, whole] =
                 [Dtype::SplitBf16, Dtype::F32].map(|dtype| RowLayout::new(dim, dtype, &adam, true));
             assert_eq!(RowLayout { dtype: Dtype::F32, ..split }, whole);
-            assert_eq!((split.lookup_bytes(), whole.lookup_bytes()), (2 * dim, 4 * dim));
         }
     }
 

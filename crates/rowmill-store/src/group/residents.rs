@@ -2,8 +2,7 @@
 //! count uses.
 
 use rowmill_index::{
-    Compare, HashIndex, Location, Plain, TableIndex, dense_shard_of, prefetch, prefetch_bytes,
-    shard_and_hash_of,
+    Compare, Found, HashIndex, Location, Plain, TableIndex, dense_shard_of, prefetch, shard_and_hash_of,
 };
 use rowmill_kernels::RowPtr;
 use rowmill_rows::IdRange;
@@ -28,14 +27,15 @@ pub(crate) fn rows_in_order(core: &Core, all: &AllShards<'_>, table: &TableState
     all.iter().map(|shard| first(shard)).collect()
 }
 
+/// How many lookups ahead the buckets of a hash index are prefetched.
+const AHEAD: usize = 32;
+
 /// Locates the rows of a table while the shards of its group are locked for reading.
 pub(crate) struct Residents<'a> {
     index: Index<'a>,
     /// The row in slot 0 of each shard.
     first: Vec<*const f32>,
     stride: usize,
-    /// How many bytes of a row are read.
-    row_bytes: usize,
 }
 
 /// The table's index, by shard.
@@ -46,13 +46,8 @@ enum Index<'a> {
 }
 
 impl<'a> Residents<'a> {
-    /// For reading `row_bytes` of each row of a table. `None` if a shard counts uses.
-    pub(crate) fn new(
-        core: &Core,
-        all: &'a AllShards<'_>,
-        table: &TableState,
-        row_bytes: usize,
-    ) -> Option<Self> {
+    /// For the rows of a table. `None` if a shard counts uses.
+    pub(crate) fn new(core: &Core, all: &'a AllShards<'_>, table: &TableState) -> Option<Self> {
         if all.iter().any(|shard| shard.counts_uses()) {
             return None;
         }
@@ -65,11 +60,10 @@ impl<'a> Residents<'a> {
             index,
             first: all.iter().map(|shard| shard.row(core, 0).cast_const()).collect(),
             stride: core.layout.stride,
-            row_bytes,
         })
     }
 
-    /// Write the addresses of the rows of `ids` and prefetch their first bytes.
+    /// Write the addresses of the rows of `ids`.
     ///
     /// # Errors
     /// [`Absent`] if a row is not in memory or an id is outside the table's range.
@@ -129,41 +123,49 @@ impl<'a> Residents<'a> {
         ids: &[u64],
         rows: &mut [RowPtr],
     ) -> Result<(), Absent> {
-        let mut homes = [(0_u32, 0_u32); CHUNK];
-        let mut beyond = [0_u8; CHUNK];
-        for (ids, rows) in ids.chunks(CHUNK).zip(rows.chunks_mut(CHUNK)) {
-            for (&id, home) in ids.iter().zip(&mut homes) {
-                *home = shard_and_hash_of(id, indexes.len());
-                indexes[home.0 as usize].prefetch(home.1);
+        let home_of = |id: u64| {
+            let home = shard_and_hash_of(id, indexes.len());
+            indexes[home.0 as usize].prefetch(home.1);
+            home
+        };
+        let mut homes = [(0_u32, 0_u32); AHEAD];
+        for (&id, home) in ids.iter().zip(&mut homes) {
+            *home = home_of(id);
+        }
+        let mut beyond = Vec::new();
+        for (number, (&id, row)) in ids.iter().zip(&mut *rows).enumerate() {
+            let home = &mut homes[number % AHEAD];
+            let (shard, hash) = *home;
+            if let Some(&later) = ids.get(number + AHEAD) {
+                *home = home_of(later);
             }
-            let mut count = 0;
-            for (number, (&id, &(shard, hash))) in ids.iter().zip(&homes).enumerate() {
-                // SAFETY: by the contract of this function.
-                if let Ok(found) = unsafe { indexes[shard as usize].find_near::<C>(id, hash) } {
-                    let slot = found.and_then(|found| found.location.slot()).ok_or(Absent)?;
-                    rows[number] = self.row(shard as usize, slot);
-                } else {
-                    beyond[count] = number as u8;
-                    count += 1;
-                }
+            // SAFETY: by the contract of this function.
+            if let Ok(found) = unsafe { indexes[shard as usize].find_near::<C>(id, hash) } {
+                *row = self.row_of(shard, found)?;
+            } else {
+                beyond.push((number, shard, hash));
             }
-            for &number in &beyond[..count] {
-                let (shard, hash) = homes[number as usize];
-                // SAFETY: by the contract of this function.
-                let found = unsafe { indexes[shard as usize].find_beyond::<C>(ids[number as usize], hash) };
-                let slot = found.and_then(|found| found.location.slot()).ok_or(Absent)?;
-                rows[number as usize] = self.row(shard as usize, slot);
-            }
+        }
+        for (number, shard, hash) in beyond {
+            // SAFETY: by the contract of this function.
+            let found = unsafe { indexes[shard as usize].find_beyond::<C>(ids[number], hash) };
+            rows[number] = self.row_of(shard, found)?;
         }
         Ok(())
     }
 
-    /// The row in a slot; its memory is prefetched.
+    /// The row of an entry of the hash index.
+    #[inline(always)]
+    fn row_of(&self, shard: u32, found: Option<Found>) -> Result<RowPtr, Absent> {
+        let slot = found.and_then(|found| found.location.slot()).ok_or(Absent)?;
+        Ok(self.row(shard as usize, slot))
+    }
+
+    /// The row in a slot. It is not prefetched: the kernels do that a few rows ahead, and a second prefetch here would
+    /// compete with the index for the few cache lines that a core loads at once.
     #[inline(always)]
     fn row(&self, shard: usize, slot: u32) -> RowPtr {
-        let row = self.first[shard].wrapping_byte_add(slot as usize * self.stride);
-        prefetch_bytes(row, self.row_bytes);
-        row
+        self.first[shard].wrapping_byte_add(slot as usize * self.stride)
     }
 }
 

@@ -113,9 +113,7 @@ impl Group {
         }
         let piece_ids = (PIECE_BYTES / self.core.layout.stride).max(1) as i64;
         // The padding id has no row and must not be looked up.
-        let bytes = self.core.layout.lookup_bytes();
-        let residents =
-            if bag.padding.is_none() { Residents::new(&self.core, &all, table, bytes) } else { None };
+        let residents = if bag.padding.is_none() { Residents::new(&self.core, &all, table) } else { None };
         let mut rows: Vec<RowPtr> = Vec::new();
         for bags in pieces(bag, hold.bags.clone(), piece_ids) {
             let ids = &bag.ids[ids_of(bag, &bags)];

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 
+use rowmill_index::prefetch_bytes;
 use rowmill_rows::Dtype;
 
 use crate::error::StoreError;
@@ -134,13 +135,15 @@ impl Group {
         first: usize,
         ids: &[u64],
     ) -> Result<(), Absent> {
-        let residents =
-            Residents::new(&self.core, all, read.table, self.core.layout.state_offset()).ok_or(Absent)?;
+        let residents = Residents::new(&self.core, all, read.table).ok_or(Absent)?;
         let mut rows = [std::ptr::null(); CHUNK];
         let chunk = (CHUNK_BYTES / self.core.layout.stride).clamp(1, CHUNK);
         for (number, ids) in ids.chunks(chunk).enumerate() {
             let rows = &mut rows[..ids.len()];
             residents.find(ids, rows)?;
+            for &row in &*rows {
+                prefetch_bytes(row, self.core.layout.state_offset());
+            }
             for (position, &row) in (first + number * chunk..).zip(&*rows) {
                 // SAFETY: every position is visited by one thread.
                 let out = unsafe { read.out.slice(position * read.width, read.width) };
