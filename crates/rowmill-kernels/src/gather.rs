@@ -5,11 +5,9 @@ use std::marker::PhantomData;
 use rowmill_rows::Dtype;
 
 use crate::arch::{InstructionSet, Kernel, Vector, prefetch};
+use crate::sums::prefetch_distance;
 use crate::weights::{Bf16, Element, F32};
 use crate::{RowPtr, split};
-
-/// How many rows ahead to prefetch; the same trade-off as for sums.
-const PREFETCH_DISTANCE: usize = 16;
 
 /// Copy the weights of `rows[i]` to `out[i * out_stride..][..dim]`, as 32-bit floats.
 ///
@@ -85,12 +83,14 @@ impl<E: Copied> Kernel for Gather<'_, E> {
 
     #[inline(always)]
     unsafe fn run<V: Vector>(self) {
-        for &row in &self.rows[..self.rows.len().min(PREFETCH_DISTANCE)] {
-            prefetch(row, E::BYTES * self.dim);
+        let bytes = E::BYTES * self.dim;
+        let distance = prefetch_distance(bytes);
+        for &row in self.rows.iter().take(distance) {
+            prefetch(row, bytes);
         }
         for (i, &row) in self.rows.iter().enumerate() {
-            if let Some(&ahead) = self.rows.get(i + PREFETCH_DISTANCE) {
-                prefetch(ahead, E::BYTES * self.dim);
+            if let Some(&ahead) = self.rows.get(i + distance) {
+                prefetch(ahead, bytes);
             }
             // SAFETY: the row has `dim` weights, and the target has room for `dim` floats.
             unsafe { E::copy::<V>(row, self.out.add(i * self.out_stride), self.dim) };

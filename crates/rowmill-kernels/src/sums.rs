@@ -14,6 +14,12 @@ const PREFETCH_BYTES: usize = 3072;
 /// Bounds of the prefetch distance in terms. With 512-byte terms, 16 terms still fit the L1 cache.
 const DISTANCE: RangeInclusive<usize> = 16..=48;
 
+/// How many vectors of `bytes` ahead to prefetch.
+#[inline(always)]
+pub(crate) fn prefetch_distance(bytes: usize) -> usize {
+    (PREFETCH_BYTES / bytes.max(1)).clamp(*DISTANCE.start(), *DISTANCE.end())
+}
+
 /// A list of sums over one list of terms.
 pub(crate) trait Sums {
     /// Whether each sum is divided by [`Sums::divisor`].
@@ -60,7 +66,7 @@ pub(crate) unsafe fn sum_all<V: Vector, S: Sums>(sums: &S, dim: usize) {
     unsafe {
         let first = sums.terms(0).start;
         let end = sums.terms(sums.len() - 1).end;
-        let distance = (PREFETCH_BYTES / (S::Element::BYTES * dim)).clamp(*DISTANCE.start(), *DISTANCE.end());
+        let distance = prefetch_distance(S::Element::BYTES * dim);
         for term in first..end.min(first + distance) {
             prefetch_term(sums, term, dim);
         }

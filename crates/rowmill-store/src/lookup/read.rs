@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 
-use rowmill_index::prefetch_bytes;
 use rowmill_rows::Dtype;
 
 use crate::error::StoreError;
@@ -14,9 +13,8 @@ use crate::threads::Scatter;
 /// Rows read per acquisition of the locks: about 100 us of work.
 pub(crate) const PIECE_ROWS: usize = 2048;
 
-/// Rows found and then copied together, so that their bytes stay in the first-level cache.
-const CHUNK: usize = 128;
-const CHUNK_BYTES: usize = 32 << 10;
+/// Rows found and then copied together: their addresses take 4 KiB.
+const FOUND_ROWS: usize = 512;
 
 /// Which floats of a row are read.
 #[derive(Clone, Copy, Debug)]
@@ -136,20 +134,22 @@ impl Group {
         ids: &[u64],
     ) -> Result<(), Absent> {
         let residents = Residents::new(&self.core, all, read.table).ok_or(Absent)?;
-        let mut rows = [std::ptr::null(); CHUNK];
-        let chunk = (CHUNK_BYTES / self.core.layout.stride).clamp(1, CHUNK);
-        for (number, ids) in ids.chunks(chunk).enumerate() {
+        let mut rows = [std::ptr::null(); FOUND_ROWS];
+        let (start, dtype) = match read.stored {
+            Stored::Floats(start) => (start, Dtype::F32),
+            Stored::Halves => (0, self.core.layout.dtype),
+        };
+        for (number, ids) in ids.chunks(FOUND_ROWS).enumerate() {
             let rows = &mut rows[..ids.len()];
             residents.find(ids, rows)?;
-            for &row in &*rows {
-                prefetch_bytes(row, self.core.layout.state_offset());
+            for row in &mut *rows {
+                *row = row.wrapping_byte_add(start);
             }
-            for (position, &row) in (first + number * chunk..).zip(&*rows) {
-                // SAFETY: every position is visited by one thread.
-                let out = unsafe { read.out.slice(position * read.width, read.width) };
-                // SAFETY: a resident row, which the shards' read locks keep in place and unwritten.
-                unsafe { self.copy_out(read, row, out) };
-            }
+            let position = first + number * FOUND_ROWS;
+            // SAFETY: every position is visited by one thread.
+            let out = unsafe { read.out.slice(position * read.width, rows.len() * read.width) };
+            // SAFETY: the requested parts of resident rows, which the shards' read locks keep in place and unwritten.
+            unsafe { rowmill_kernels::gather(rows, dtype, read.width, out, read.width) };
         }
         Ok(())
     }
