@@ -38,7 +38,7 @@ WHEEL_TESTS := tests/wheel
 OTHER_TESTS := --ignore=$(SERVING_TESTS) --ignore=$(STORAGE_TESTS) --ignore=$(WHEEL_TESTS)
 # The S3 server for tests of remote checkpoints; cargo test has already built it.
 S3_SERVER := cargo build $(CARGO_TESTS) --example s3_server
-# Seconds for which each randomised test draws new cases, in its long form.
+# Seconds for which each randomised test draws new cases on one core, in its long form.
 LONG_SECONDS ?= 600
 # Sanitizers need an unstable flag, which RUSTC_BOOTSTRAP allows. With an explicit target, build scripts are compiled
 # without sanitizers.
@@ -111,10 +111,17 @@ test-storage: setup ## Run the tests of storage nodes with stock Linux, in a vir
 test-wheel: wheel ## Install the wheel into a clean environment with the newest torch, and use it there
 	$(VENV)/bin/pytest $(WHEEL_TESTS)
 
+# The two programs of mutations run one after the other, beside the other two.
+RANDOM_TESTS := random-mutations random-simulation random-fuzz
+.PHONY: $(RANDOM_TESTS)
+random-simulation:
+	ROWMILL_SIM_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test simulation every -- --nocapture
+random-mutations random-fuzz: random-%:
+	ROWMILL_FUZZ_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test $* -- --nocapture
+
 .PHONY: test-long
 test-long: setup wheel sanitize lint-scheduler race-scheduler ## Run the long forms of tests: 50 kills, new simulations and fuzzing, more threads, older versions of torch, the address sanitizer, the race detector
-	ROWMILL_SIM_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test simulation every -- --nocapture
-	ROWMILL_FUZZ_SECONDS=$(LONG_SECONDS) cargo test $(CARGO_TESTS) --test fuzz --test mutations -- --nocapture
+	$(MAKE) --jobs=2 --output-sync=target $(RANDOM_TESTS)
 	ROWMILL_TEST_LONG=1 cargo test $(CARGO_TESTS) --test model --test history --test crash --test threads --test fill
 	$(PYTEST) -m long
 
