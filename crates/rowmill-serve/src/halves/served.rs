@@ -109,6 +109,8 @@ impl Served {
         }
         if let (Some(dense), Some(about)) = (&self.dense, signature.half("dense")) {
             let tensors = tensors_of(about.inputs.iter().map(String::as_str), &values)?;
+            // Of a request that waits for the dense half, the arena holds only what is still needed.
+            values.retain(|name, _| self.is_needed_behind_dense(name));
             let reply = match (dense, place) {
                 (Dense::Here(program), Some(Place::Here(place))) => {
                     program.run(tensors, deadline, Some(place)).await?
@@ -140,6 +142,19 @@ impl Served {
             Some(top) => self.best(top, &values),
             None => tensors_of(signature.outputs(), &values),
         }
+    }
+
+    /// Whether post-processing takes a value, or it is an output of the model.
+    fn is_needed_behind_dense(&self, name: &str) -> bool {
+        let signature = &self.signature;
+        let of_post = match &self.post {
+            Some(Half::Plan(plan)) => plan.takes(name),
+            Some(Half::Program(_)) => {
+                signature.half("post").is_some_and(|about| about.inputs.iter().any(|input| input == name))
+            }
+            None => false,
+        };
+        of_post || signature.outputs().any(|output| output == name)
     }
 
     /// Refuse a request whose inputs have not been read, as [`Self::answer`] would refuse one of the fewest rows.
@@ -257,4 +272,77 @@ async fn run(
     let tensors = tensors_of(about.inputs.iter().map(String::as_str), values)?;
     values.extend(values_of(&about.outputs, program.run(tensors, deadline, None).await?)?);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::plan::Weights;
+    use crate::{BatchLimits, DType, TensorName};
+
+    /// A model whose CPU half casts `x` to `y`, whose dense half makes `z` of it, and whose outputs are `outputs`.
+    fn served(arena: &Arena, outputs: &[&str]) -> (Arc<Served>, Program) {
+        let value = |name: &str, dtype: &str| json!({"name": name, "dtype": dtype, "shape": ["b", 1024]});
+        let signature = json!({
+            "inputs": [value("x", "float32")],
+            "outputs": outputs,
+            "output_shapes": outputs.iter().map(|name| value(name, "float64")).collect::<Vec<_>>(),
+            "halves": {
+                "cpu": {"inputs": ["x"], "outputs": ["y"]},
+                "dense": {"inputs": ["y"], "outputs": ["z"]},
+            },
+        });
+        let plan = json!({
+            "inputs": [value("x", "float32")],
+            "steps": [{"op": "cast", "out": "y", "in": "x", "dtype": "float64"}],
+            "outputs": [{"name": "y", "value": "y"}],
+        });
+        let weights = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(weights.path(), b"\x02\0\0\0\0\0\0\0{}").unwrap();
+        let plan = Plan::load(&plan.to_string(), &Weights::open(weights.path()).unwrap(), None).unwrap();
+        let limits = BatchLimits {
+            batch_requests_max: 1,
+            batch_rows_max: 64,
+            queue_requests_max: 8,
+            batches_max: 1,
+        };
+        let metrics = ModelMetrics::new("model");
+        let program = Program::new(limits, &metrics.dense);
+        let served = Served::new(
+            Arc::new(Signature::parse(&signature.to_string()).unwrap()),
+            None,
+            LookupThreads::start(1, 8, arena).unwrap(),
+            arena.clone(),
+            [Some(Half::Plan(Arc::new(plan))), None],
+            Some(Dense::Here(program.clone())),
+            &metrics,
+        );
+        (Arc::new(served), program)
+    }
+
+    /// A tensor of `bytes` of the arena.
+    fn tensor(arena: &Arena, dtype: DType) -> Tensor {
+        let lease = arena.lease(2 * 1024 * dtype.bytes()).unwrap();
+        Tensor::new(TensorName::Number(0), dtype, &[2, 1024], lease.share())
+    }
+
+    #[tokio::test]
+    async fn a_request_that_waits_for_the_dense_half_holds_what_is_still_needed() {
+        const WAIT: std::time::Duration = std::time::Duration::from_secs(10);
+        let (x_bytes, y_bytes) = (2 * 1024 * 4, 2 * 1024 * 8);
+        for (outputs, held) in [(&["z"][..], y_bytes), (&["z", "x"], x_bytes + y_bytes)] {
+            let arena = Arena::new(1 << 20).unwrap();
+            let (served, program) = served(&arena, outputs);
+            let given = Given::Tensors(vec![tensor(&arena, DType::Float32)]);
+            let asked =
+                tokio::spawn(async move { served.answer(given, None, [0; 16], Instant::now() + WAIT).await });
+            let mut batch = tokio::task::spawn_blocking(move || program.take(WAIT).unwrap()).await.unwrap();
+            assert_eq!(arena.held_bytes(), held);
+            batch.requests.pop().unwrap().reply(vec![tensor(&arena, DType::Float64)]);
+            assert_eq!(asked.await.unwrap().unwrap().len(), outputs.len());
+            assert_eq!(arena.held_bytes(), 0);
+        }
+    }
 }

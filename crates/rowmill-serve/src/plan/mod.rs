@@ -62,6 +62,11 @@ impl Plan {
         Ok(Self { inputs: text.inputs, steps, outputs: text.outputs })
     }
 
+    /// Whether the value of this name is an input.
+    pub(crate) fn takes(&self, name: &str) -> bool {
+        self.inputs.iter().any(|input| input.name == name)
+    }
+
     /// The outputs by name, given values that hold the inputs.
     ///
     /// # Errors

@@ -128,8 +128,8 @@ async fn answer(front_door: &FrontDoor, call: &Call<'_>, headers: &HeaderMap, bo
     let read_by = call.read_by();
     let mut body = body::Incoming::of(front_door, headers, body, read_by)?;
     let slow = |_| Err(Problem::slow(front_door.slo));
-    let json = timeout_at(read_by.into(), body.json()).await.unwrap_or_else(slow)?;
-    let (json, timeout) = match check(call, &json, trace(headers)).await {
+    let part = timeout_at(read_by.into(), body.json()).await.unwrap_or_else(slow)?;
+    let (json, timeout) = match check(call, &part, trace(headers)).await {
         Ok(checked) => checked,
         Err(problem) => {
             // A client that still sends would not see the answer if the connection was closed.
@@ -139,6 +139,8 @@ async fn answer(front_door: &FrontDoor, call: &Call<'_>, headers: &HeaderMap, bo
     };
     let binary = timeout_at(read_by.into(), body.binary()).await.unwrap_or_else(slow)?;
     let request::Request { given, options } = request::parse(call.model, &json, binary)?;
+    // Lists of numbers take many times their tensors' memory, which is not held while the model runs.
+    drop((part, json));
     let outputs = call.ask(given, options.outputs.top, timeout, trace(headers)).await?;
     call.encode(|| reply::encode(call.model, &options, &outputs))
 }
