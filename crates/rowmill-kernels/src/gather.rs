@@ -44,6 +44,10 @@ pub unsafe fn gather_with(
         needed.is_some_and(|needed| out.len() >= needed),
         "out has no room for every row, {out_stride} floats apart"
     );
+    // The state of an optimizer may have no floats.
+    if dim == 0 {
+        return;
+    }
     let out = out.as_mut_ptr();
     // SAFETY: the caller upholds the contract, and `out` has room.
     unsafe {

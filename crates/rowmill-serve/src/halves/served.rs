@@ -302,12 +302,8 @@ mod tests {
         let weights = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(weights.path(), b"\x02\0\0\0\0\0\0\0{}").unwrap();
         let plan = Plan::load(&plan.to_string(), &Weights::open(weights.path()).unwrap(), None).unwrap();
-        let limits = BatchLimits {
-            batch_requests_max: 1,
-            batch_rows_max: 64,
-            queue_requests_max: 8,
-            batches_max: 1,
-        };
+        let limits =
+            BatchLimits { batch_requests_max: 1, batch_rows_max: 64, queue_requests_max: 8, batches_max: 1 };
         let metrics = ModelMetrics::new("model");
         let program = Program::new(limits, &metrics.dense);
         let served = Served::new(
