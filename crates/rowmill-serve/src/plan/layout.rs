@@ -177,7 +177,7 @@ pub(super) fn slice(
     if (start, stop, step) == (0, size, 1) {
         return Ok(array.clone());
     }
-    take(arena, array, dim, (start..stop.max(start)).step_by(step))
+    take(arena, array, dim, &(start..stop.max(start)).step_by(step))
 }
 
 /// Items of a dimension by their positions; negative ones count from the end.
@@ -189,14 +189,14 @@ pub(super) fn gather(arena: &Arena, array: &Array, dim: usize, index: &Array) ->
             Failure::invalid(format!("position {at} is outside of dimension {dim} of {size} items"))
         })
     });
-    take(arena, array, dim, positions.collect::<Result<Vec<_>, _>>()?.into_iter())
+    take(arena, array, dim, &positions.collect::<Result<Vec<_>, _>>()?.into_iter())
 }
 
 fn take(
     arena: &Arena,
     array: &Array,
     dim: usize,
-    items: impl ExactSizeIterator<Item = usize> + Clone,
+    items: &(impl ExactSizeIterator<Item = usize> + Clone),
 ) -> Result<Array, Failure> {
     let Split { outer, size, inner } = array.split(dim)?;
     let mut shape = array.shape.clone();
