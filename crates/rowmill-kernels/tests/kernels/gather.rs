@@ -8,7 +8,12 @@ use crate::data::{Random, bits, dims};
 
 proptest! {
     #[test]
-    fn agrees_with_the_loop(count in 0_usize..60, dim in prop_oneof![1 => Just(0), 15 => dims()], gap in 0_usize..4, seed: u64) {
+    fn agrees_with_the_loop(
+        count in 0_usize..60,
+        dim in prop_oneof![1 => Just(0), 15 => dims()],
+        gap in 0_usize..4,
+        seed: u64,
+    ) {
         let mut random = Random::new(seed);
         let rows: Vec<Vec<f32>> = (0..5).map(|_| random.floats(dim)).collect();
         let chosen: Vec<usize> = (0..count).map(|_| random.below(5)).collect();

@@ -318,7 +318,7 @@ mod tests {
         (Arc::new(served), program)
     }
 
-    /// A tensor of `bytes` of the arena.
+    /// A tensor [2, 1024] in the arena.
     fn tensor(arena: &Arena, dtype: DType) -> Tensor {
         let lease = arena.lease(2 * 1024 * dtype.bytes()).unwrap();
         Tensor::new(TensorName::Number(0), dtype, &[2, 1024], lease.share())
