@@ -7,7 +7,7 @@ use rowmill_index::{
 use rowmill_kernels::RowPtr;
 use rowmill_rows::IdRange;
 
-use super::walk::{AllShards, CHUNK};
+use super::walk::AllShards;
 use crate::shard::{Core, Shard};
 use crate::table::TableState;
 #[cfg(target_arch = "x86_64")]
@@ -27,7 +27,7 @@ pub(crate) fn rows_in_order(core: &Core, all: &AllShards<'_>, table: &TableState
     all.iter().map(|shard| first(shard)).collect()
 }
 
-/// How many lookups ahead the buckets of a hash index are prefetched.
+/// How many lookups ahead the index is prefetched.
 const AHEAD: usize = 32;
 
 /// Locates the rows of a table while the shards of its group are locked for reading.
@@ -86,16 +86,18 @@ impl<'a> Residents<'a> {
     fn find_dense(&self, locations: &[&[u32]], ids: &[u64], rows: &mut [RowPtr]) -> Result<(), Absent> {
         let bits = locations.len().ilog2();
         let position_of = |id: u64| (dense_shard_of(id, locations.len()), (id >> bits) as usize);
-        for (ids, rows) in ids.chunks(CHUNK).zip(rows.chunks_mut(CHUNK)) {
-            for &id in ids {
-                let (shard, position) = position_of(id);
-                prefetch(locations[shard].as_ptr().wrapping_add(position));
+        let prefetch_of = |id: u64| {
+            let (shard, position) = position_of(id);
+            prefetch(locations[shard].as_ptr().wrapping_add(position));
+        };
+        ids.iter().take(AHEAD).for_each(|&id| prefetch_of(id));
+        for (number, (&id, row)) in ids.iter().zip(rows).enumerate() {
+            if let Some(&later) = ids.get(number + AHEAD) {
+                prefetch_of(later);
             }
-            for (&id, row) in ids.iter().zip(rows) {
-                let (shard, position) = position_of(id);
-                let word = locations[shard].get(position).copied().unwrap_or_default();
-                *row = self.row(shard, Location::slot_of_stored(word).ok_or(Absent)?);
-            }
+            let (shard, position) = position_of(id);
+            let word = locations[shard].get(position).copied().unwrap_or_default();
+            *row = self.row(shard, Location::slot_of_stored(word).ok_or(Absent)?);
         }
         Ok(())
     }
