@@ -251,8 +251,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_child_that_exits_normally_ends_and_writes_nothing(tmp_path: Path) -> None:
+    # From 3.12 on, Python warns of every fork of a process with threads.
+    python = [sys.executable, "-W", "ignore::DeprecationWarning"]
     ran = subprocess.run(
-        [sys.executable, "-c", PARENT + ENDS, str(tmp_path / "store"), "end"],
+        [*python, "-c", PARENT + ENDS, str(tmp_path / "store"), "end"],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
