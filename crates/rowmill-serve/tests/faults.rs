@@ -5,7 +5,7 @@
 mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -153,6 +153,22 @@ fn a_stopped_peer_costs_deadlines_and_then_its_connection() {
         process.signal(libc::SIGCONT);
         until("the client connects again", || call(GENEROUS).is_ok());
     });
+}
+
+#[test]
+fn a_peer_that_never_says_hello_is_unreachable_whatever_the_deadlines() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = Address::Tcp(silent.local_addr().unwrap().to_string());
+    let runtime = runtime();
+    let client = Client::new(address, PROGRAM, arena(), ClientOptions::default());
+    let call = |time: Duration| runtime.block_on(client.call(vec![], [0; 16], by(time))).unwrap_err();
+    let short = Duration::from_millis(20);
+    assert!(matches!(call(short), CallError::Deadline { .. }));
+    until("the attempt to connect ends", || matches!(call(short), CallError::Unreachable { .. }));
+    // Calls during the next attempt do not wait for it.
+    until("the next attempt begins", || matches!(call(short), CallError::Deadline { .. }));
+    let error = call(short).to_string();
+    assert!(error.contains("cannot connect") && error.contains("no answer within 5s"), "{error}");
 }
 
 #[test]

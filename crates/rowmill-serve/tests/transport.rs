@@ -3,10 +3,12 @@
 
 mod common;
 
+use std::io::Write;
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::arena;
 use common::dense::*;
@@ -321,6 +323,28 @@ fn a_drain_finishes_open_requests_and_refuses_new_ones() {
 }
 
 #[test]
+fn the_time_of_a_request_runs_while_it_is_read() {
+    let (sender, received) = mpsc::channel();
+    let address = Address::Tcp("127.0.0.1:0".into());
+    let dense = Dense::start(&address, arena(), 64, move |incoming: Incoming| sender.send(incoming).unwrap());
+    let Address::Tcp(address) = &dense.address else { unreachable!("the address is tcp") };
+    let mine = arena();
+    let message = |kind: Kind, time_left: Duration, tensors: Vec<Tensor>| {
+        let (trace, status) = ([0; 16], Status::Ok);
+        encode(&Message { kind, id: 0, trace, program: PROGRAM, time_left, status, tensors })
+    };
+    let request = message(Kind::Request, GENEROUS, vec![bytes(&mine, 0, 100_000, 0)]);
+    let (first, rest) = request.split_at(request.len() - 1);
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(&message(Kind::Hello, Duration::ZERO, vec![])).unwrap();
+    stream.write_all(first).unwrap();
+    until("the header is read", || dense.arena.held_bytes() > 0);
+    let read = Instant::now();
+    stream.write_all(rest).unwrap();
+    assert!(received.recv_timeout(GENEROUS).unwrap().deadline <= read + GENEROUS);
+}
+
+#[test]
 fn batches_of_the_dispatcher_answer_calls() {
     each_transport(|address| {
         let limits = BatchLimits {
@@ -335,7 +359,7 @@ fn batches_of_the_dispatcher_answer_calls() {
         let queue = Arc::clone(&dispatcher);
         let dense = Dense::start(address, arena(), 64, move |incoming: Incoming| {
             let rows = incoming.request.tensors.first().map_or(1, |tensor| tensor.shape[0] as u32);
-            queue.submit(incoming.deadline, rows, incoming);
+            queue.submit(incoming.deadline, rows, incoming).keep();
         });
         let device = std::thread::spawn({
             let dispatcher = Arc::clone(&dispatcher);

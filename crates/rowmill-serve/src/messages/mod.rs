@@ -22,7 +22,7 @@ pub use error::MessageError;
 pub use header::{HEADER_BYTES, Header, Kind, VERSION};
 pub use limits::Limits;
 pub use read::{Intake, Received, SpoiledCause, StreamError, read};
-pub(crate) use read::{PeerMemory, read_after};
+pub(crate) use read::{PeerMemory, read_after, read_header};
 pub use status::Status;
 pub(crate) use tensor::bytes_of;
 pub use tensor::{DType, Tensor, TensorName};

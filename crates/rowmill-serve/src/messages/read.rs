@@ -85,15 +85,28 @@ impl Intake {
 /// # Errors
 /// When the bytes are no message or the connection breaks: close it, because the next message cannot be found.
 pub async fn read(stream: &mut (impl AsyncRead + Unpin), intake: &Intake) -> Result<Received, StreamError> {
+    match read_header(stream, &intake.limits).await? {
+        Some(header) => read_after(header, stream, intake).await,
+        None => Ok(Received::End),
+    }
+}
+
+/// Read a header; `None` at the end of the stream.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) async fn read_header(
+    stream: &mut (impl AsyncRead + Unpin),
+    limits: &Limits,
+) -> Result<Option<Header>, StreamError> {
     let mut header = [0; HEADER_BYTES];
     // The end of the stream is orderly before the first byte only.
     let begun = stream.read(&mut header).await?;
     if begun == 0 {
-        return Ok(Received::End);
+        return Ok(None);
     }
     stream.read_exact(&mut header[begun..]).await?;
-    let header = Header::decode(&header, &intake.limits)?;
-    read_after(header, stream, intake).await
+    Ok(Some(Header::decode(&header, limits)?))
 }
 
 /// Read what follows `header`.

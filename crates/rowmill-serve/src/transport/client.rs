@@ -111,7 +111,9 @@ struct Inner {
     arena: Arena,
     options: ClientOptions,
     requests: AtomicU64,
-    state: tokio::sync::Mutex<State>,
+    state: Arc<tokio::sync::Mutex<State>>,
+    /// Why the last attempt to connect failed; `None` after a success.
+    failure: Mutex<Option<String>>,
 }
 
 /// The connection, or when to try again.
@@ -120,7 +122,6 @@ struct State {
     live: Option<Connection>,
     pause: Duration,
     retry_at: Option<Instant>,
-    cause: String,
 }
 
 /// Dropping it ends the connection.
@@ -161,8 +162,8 @@ impl Client {
 
     /// A client that connects with its first call. Tensors of `arena` are not copied.
     pub fn new(address: Address, program: u64, arena: Arena, options: ClientOptions) -> Self {
-        let state = tokio::sync::Mutex::default();
-        Self(Arc::new(Inner { address, program, arena, options, requests: AtomicU64::new(1), state }))
+        let (requests, state, failure) = (AtomicU64::new(1), Arc::default(), Mutex::default());
+        Self(Arc::new(Inner { address, program, arena, options, requests, state, failure }))
     }
 
     /// Where the tensors of requests should lie.
@@ -180,7 +181,7 @@ impl Client {
         trace: [u8; 16],
         deadline: Instant,
     ) -> Result<Reserved, CallError> {
-        let inner = &*self.0;
+        let inner = &self.0;
         let id = inner.requests.fetch_add(1, Relaxed);
         let rows = Tensor::new(TensorName::Number(0), DType::UInt8, &[rows.into(), 0], Buffer::default());
         let message = Message { trace, tensors: vec![rows], ..Message::bare(Kind::Reserve, id) };
@@ -221,7 +222,7 @@ impl Client {
         trace: [u8; 16],
         deadline: Instant,
     ) -> Result<Message, CallError> {
-        let inner = &*self.0;
+        let inner = &self.0;
         let id = place.as_ref().map_or_else(|| inner.requests.fetch_add(1, Relaxed), |place| place.id);
         let message = Message { trace, tensors, ..Message::bare(Kind::Request, id) };
         inner.ask(message, deadline, |_| place.into_iter().for_each(Reserved::used)).await
@@ -253,7 +254,7 @@ impl Inner {
     /// Send a message, and wait for its answer until `deadline`. `sends` is called before the message is sent, with the outbox
     /// of its connection.
     async fn ask(
-        &self,
+        self: &Arc<Self>,
         message: Message,
         deadline: Instant,
         sends: impl FnOnce(Outbox),
@@ -274,14 +275,26 @@ impl Inner {
     }
 
     /// Prepare for the answer to request `id`; where to put the request.
-    async fn expect(&self, id: u64) -> Result<(oneshot::Receiver<Answer>, Outbox), CallError> {
-        let mut state = self.state.lock().await;
+    async fn expect(self: &Arc<Self>, id: u64) -> Result<(oneshot::Receiver<Answer>, Outbox), CallError> {
+        let mut state = match (Arc::clone(&self.state).try_lock_owned(), self.failure()) {
+            (Ok(state), _) => state,
+            // Another call tries to connect, after a failure.
+            (Err(_), Some(cause)) => return Err(self.unreachable(cause)),
+            (Err(_), None) => Arc::clone(&self.state).lock_owned().await,
+        };
         let is_live = |connection: &Connection| !connection.shared.calls.lock().has_ended;
         if !state.live.as_ref().is_some_and(is_live) {
-            state.live = None;
-            self.reconnect(&mut state).await?;
+            // In a task: the attempt goes on when the deadline of this call has passed, so that later calls fail at once.
+            let inner = Arc::clone(self);
+            let connecting = tokio::spawn(async move {
+                inner.reconnect(&mut state).await;
+                state
+            });
+            state = connecting.await.map_err(|error| self.unreachable(error.to_string()))?;
         }
-        let Some(connection) = &state.live else { return Err(self.unreachable(&state.cause)) };
+        let Some(connection) = &state.live else {
+            return Err(self.unreachable(self.failure().unwrap_or_default()));
+        };
         let mut calls = connection.shared.calls.lock();
         let in_flight = calls.waiting.len();
         if in_flight >= self.options.in_flight_max {
@@ -298,23 +311,28 @@ impl Inner {
         Ok((receiver, connection.outbox.clone()))
     }
 
-    async fn reconnect(&self, state: &mut State) -> Result<(), CallError> {
+    /// Connect, unless the last attempt failed just now.
+    async fn reconnect(&self, state: &mut State) {
+        state.live = None;
         if state.retry_at.is_some_and(|at| Instant::now() < at) {
-            return Err(self.unreachable(&state.cause));
+            return;
         }
         let connected = tokio::time::timeout(CONNECT_WAIT, self.connect()).await;
         match connected.unwrap_or_else(|_| Err(format!("no answer within {CONNECT_WAIT:?}"))) {
             Ok(connection) => {
                 *state = State { live: Some(connection), ..State::default() };
-                Ok(())
+                *self.failure.lock() = None;
             }
             Err(cause) => {
                 state.pause = (state.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
                 state.retry_at = Some(Instant::now() + state.pause);
-                state.cause = cause;
-                Err(self.unreachable(&state.cause))
+                *self.failure.lock() = Some(cause);
             }
         }
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.failure.lock().clone()
     }
 
     async fn connect(&self) -> Result<Connection, String> {
@@ -369,8 +387,8 @@ impl Inner {
         }
     }
 
-    fn unreachable(&self, cause: &str) -> CallError {
-        CallError::Unreachable { address: self.address.clone(), cause: cause.into() }
+    fn unreachable(&self, cause: String) -> CallError {
+        CallError::Unreachable { address: self.address.clone(), cause }
     }
 }
 

@@ -17,7 +17,8 @@ use super::{Address, Answers, Incoming, Replier};
 use crate::Failure;
 use crate::arena::{Arena, Mapping};
 use crate::messages::{
-    Intake, Kind, Limits, Message, PeerMemory, Received, SpoiledCause, Status, StreamError, read,
+    Intake, Kind, Limits, Message, PeerMemory, Received, SpoiledCause, Status, StreamError, read_after,
+    read_header,
 };
 
 /// How long a new connection may take to introduce itself.
@@ -172,12 +173,15 @@ async fn receive<A: Answers>(
     loop {
         // Not reading is what slows a sender down that has too many requests in flight.
         let Ok(permit) = Arc::clone(&in_flight).acquire_owned().await else { return Ok(()) };
-        match read(reader, &intake).await? {
+        let Some(header) = read_header(reader, &intake.limits).await? else { return Ok(()) };
+        // The time that its sender waits runs while the rest is read.
+        let begun = Instant::now();
+        match read_after(header, reader, &intake).await? {
             Received::Message(request) if request.kind == Kind::Request => {
                 let (id, trace, program) = (request.id, request.trace, request.program);
                 let hold = Some(Box::new((drain.hold(), permit)) as _);
                 let replier = Replier { id, trace, program, outbox: outbox.clone(), hold };
-                let deadline = Instant::now() + request.time_left;
+                let deadline = begun + request.time_left;
                 let place = places.remove(&id);
                 if drain.has_started() {
                     replier.fail(Status::Draining, ENDING);
@@ -191,7 +195,7 @@ async fn receive<A: Answers>(
                 }
             }
             Received::Message(request) if request.kind == Kind::Reserve => {
-                let deadline = Instant::now() + request.time_left;
+                let deadline = begun + request.time_left;
                 let admitted = if drain.has_started() {
                     Err(Failure::new(Status::Draining, ENDING))
                 } else if places.len() >= serving.in_flight_max {
