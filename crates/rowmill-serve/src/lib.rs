@@ -19,9 +19,10 @@ mod worker;
 pub use arena::{Arena, ArenaError, Buffer, Lease};
 pub use batching::{
     Batch, BatchLimits, Batcher, Dispatcher, Job, Next, Place, Refusal, Refused, Reservation, ServiceTime,
+    Submitted,
 };
 pub use failure::Failure;
-pub use front_door::{Answer, Ask, CheckTime, FrontDoor, Given, Model, TensorSpec};
+pub use front_door::{Ask, CheckTime, FrontDoor, Given, Infer, Model, TensorSpec};
 pub use halves::{Program, Task, TopK};
 pub use load::{Counts, LoadOptions, LoadReport, Pace, Percentiles, StatusCount, load};
 pub use messages::{

@@ -17,7 +17,7 @@ pub enum RowSource {
     Node {
         /// Its namespace of rows.
         rows: Arc<Rows>,
-        /// Longest wait for one answer.
+        /// Longest wait for one answer; a request with an earlier deadline waits until then.
         wait: Duration,
     },
 }
@@ -75,7 +75,8 @@ impl GroupTables {
         }
     }
 
-    /// Pool one bag per feature: vector `v` of feature `f` is written to `out[v * row_stride + f * dim..]`.
+    /// Pool one bag per feature: vector `v` of feature `f` is written to `out[v * row_stride + f * dim..]`. A storage node must
+    /// answer by the `deadline`.
     ///
     /// # Errors
     /// When an id is out of range, or rows cannot be read.
@@ -84,6 +85,7 @@ impl GroupTables {
         bags: Vec<IdBag<'_>>,
         out: &mut [T],
         row_stride: usize,
+        deadline: Instant,
     ) -> Result<(), Failure> {
         match self {
             Self::Store { store, tables } => {
@@ -92,7 +94,8 @@ impl GroupTables {
             }
             Self::Node { rows, wait, names, dim } => {
                 let bags: Vec<(&str, IdBag<'_>)> = names.iter().map(String::as_str).zip(bags).collect();
-                let pooled = rows.pool(&bags, *dim, out, row_stride, Instant::now() + *wait);
+                let deadline = deadline.min(Instant::now() + *wait);
+                let pooled = rows.pool(&bags, *dim, out, row_stride, deadline);
                 pooled.map(drop).map_err(|error| of_node(&error))
             }
         }
@@ -108,6 +111,10 @@ fn of_store(error: &StoreError) -> Failure {
 }
 
 fn of_node(error: &HostError) -> Failure {
-    let status = if error.is_argument() { Status::Invalid } else { Status::Failed };
+    let status = match error {
+        HostError::TimedOut { .. } => Status::Late,
+        _ if error.is_argument() => Status::Invalid,
+        _ => Status::Failed,
+    };
     Failure::new(status, error.to_string())
 }

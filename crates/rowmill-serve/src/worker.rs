@@ -205,7 +205,7 @@ impl Worker {
         let halves_of_model = [cpu, post];
         let served =
             Arc::new(Served::new(signature, transform, threads, arena, halves_of_model, dense, &metrics));
-        let model = served.model(&bundle.version, &self.runtime);
+        let model = served.model(&bundle.version);
         halves.sort_by_key(|&(name, _)| ["cpu", "dense", "post"].iter().position(|&half| half == name));
         self.shown.lock().push(Shown { metrics, loaded: Arc::clone(&model.loaded), halves });
         self.models.lock().push((model, served));

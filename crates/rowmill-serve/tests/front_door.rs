@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use common::dense::{GENEROUS, until};
-use common::door::{DROPPED, LATE, REFUSED, REFUSED_LATE, door, door_with, request};
+use common::door::{LATE, PANICS, REFUSED, REFUSED_LATE, door, door_with, request};
 use serde_json::{Value, json};
 
 #[test]
@@ -77,11 +77,8 @@ fn refusals_failures_and_late_answers_have_their_status() {
     let door = door();
     let late = door.infer(&request(&json!([1, 2, 3, 4]), REFUSED), &[]);
     assert_eq!((late.0, late.error()), (429, "its deadline is in 3ms".into()));
-    let dropped = door.infer(&request(&json!([1, 2, 3, 4]), DROPPED), &[]);
-    assert_eq!(
-        (dropped.0, dropped.error()),
-        (500, "the model dropped the request without an answer: see the worker's log".into())
-    );
+    let failed = door.infer(&request(&json!([1, 2, 3, 4]), PANICS), &[]);
+    assert_eq!((failed.0, failed.error()), (500, "the model failed: see the worker's log".into()));
     let mut slow = request(&json!([1, 2, 3, 4]), LATE);
     slow["parameters"] = json!({ "timeout": "20000" });
     let slow = door.infer(&slow, &[]);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
 use common::dense::until;
-use common::door::{DROPPED, Door, GrpcReply, LATE, REFUSED, door, door_with, frame, timeout};
+use common::door::{Door, GrpcReply, LATE, PANICS, REFUSED, door, door_with, frame, timeout};
 use common::inference::model_infer_request::InferRequestedOutputTensor;
 use common::inference::*;
 use prost::Message;
@@ -135,7 +135,7 @@ fn refusals_failures_and_late_answers_have_their_status() {
     let door = door();
     let refused = infer(&door, &raw_request(&VALUES, REFUSED));
     assert_eq!((refused.0, &*refused.1), (Code::ResourceExhausted, "its deadline is in 3ms"));
-    assert_eq!(infer(&door, &raw_request(&VALUES, DROPPED)).0, Code::Internal);
+    assert_eq!(infer(&door, &raw_request(&VALUES, PANICS)).0, Code::Internal);
     let mut late = raw_request(&VALUES, LATE);
     late.parameters.extend([timeout(20_000)]);
     let late = infer(&door, &late);

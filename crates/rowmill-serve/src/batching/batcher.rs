@@ -177,17 +177,17 @@ impl<T> Batcher<T> {
         !self.running.is_empty()
     }
 
-    /// Admit a request that arrives `now`, or give it back.
+    /// Admit a request that arrives `now`, or give it back. Returns its place.
     ///
     /// Costs two walks over the queue, 20 ns per request that waits.
     ///
     /// # Errors
     /// When the queue is full, the request too large, or too few requests would meet their deadlines.
-    pub fn offer(&mut self, now: Instant, job: Job<T>) -> Result<(), Refused<T>> {
+    pub fn offer(&mut self, now: Instant, job: Job<T>) -> Result<Place, Refused<T>> {
         match self.reserve(now, job.deadline, job.rows) {
             Ok(place) => {
                 self.queue.insert(place, Waiting { rows: job.rows, request: Some(job.request) });
-                Ok(())
+                Ok(place)
             }
             Err(refusal) => Err(Refused { job, refusal }),
         }
@@ -226,9 +226,9 @@ impl<T> Batcher<T> {
         }
     }
 
-    /// Let a reserved place go.
-    pub fn give_up(&mut self, place: Place) {
-        self.queue.remove(&place);
+    /// Let a place go. Returns the request that waits there.
+    pub fn give_up(&mut self, place: Place) -> Option<T> {
+        self.queue.remove(&place)?.request
     }
 
     /// The batch that starts `now`, if one more may run. Its end must be reported by [`Self::finish`].

@@ -27,6 +27,14 @@ pub struct Batch<T> {
     dispatcher: Arc<Dispatcher<T>>,
 }
 
+/// A request that was submitted. Dropped while it waits, it is withdrawn.
+#[must_use]
+pub struct Submitted<T> {
+    /// `None` where it was refused.
+    place: Option<Place>,
+    dispatcher: Arc<Dispatcher<T>>,
+}
+
 /// A place for a request that is still to come. Dropped without one, it lets the place go.
 pub struct Reservation<T> {
     place: Option<Place>,
@@ -46,7 +54,7 @@ impl<T> Dispatcher<T> {
     }
 
     /// Queue a request, or refuse it at once.
-    pub fn submit(&self, deadline: Instant, rows: u32, request: T) {
+    pub fn submit(self: &Arc<Self>, deadline: Instant, rows: u32, request: T) -> Submitted<T> {
         let mut state = self.state.lock();
         let job = Job { deadline, rows, request };
         let offered = if state.is_closed {
@@ -55,10 +63,17 @@ impl<T> Dispatcher<T> {
             state.batcher.offer(Instant::now(), job)
         };
         drop(state);
-        match offered {
-            Ok(()) => drop(self.changed.notify_one()),
-            Err(Refused { job, refusal }) => (self.refuse)(job.request, refusal),
-        }
+        let place = match offered {
+            Ok(place) => {
+                self.changed.notify_one();
+                Some(place)
+            }
+            Err(Refused { job, refusal }) => {
+                (self.refuse)(job.request, refusal);
+                None
+            }
+        };
+        Submitted { place, dispatcher: Arc::clone(self) }
     }
 
     /// Admit a request that is still to come.
@@ -125,12 +140,33 @@ impl<T> Dispatcher<T> {
 
 impl<T> Reservation<T> {
     /// Queue the request that has arrived. If its place was lost, it is submitted as a new request.
-    pub fn submit(mut self, rows: u32, request: T) {
-        let Some(place) = self.place.take() else { return };
-        let filled = self.dispatcher.state.lock().batcher.fill(place, rows, request);
+    pub fn submit(mut self, rows: u32, request: T) -> Submitted<T> {
+        let dispatcher = Arc::clone(&self.dispatcher);
+        let Some(place) = self.place.take() else { return dispatcher.submit(self.deadline, rows, request) };
+        let filled = dispatcher.state.lock().batcher.fill(place, rows, request);
         match filled {
-            Ok(()) => drop(self.dispatcher.changed.notify_one()),
-            Err(request) => self.dispatcher.submit(self.deadline, rows, request),
+            Ok(()) => {
+                dispatcher.changed.notify_one();
+                Submitted { place: Some(place), dispatcher }
+            }
+            Err(request) => dispatcher.submit(self.deadline, rows, request),
+        }
+    }
+}
+
+impl<T> Submitted<T> {
+    /// Let the request run even if no one waits for it.
+    pub fn keep(mut self) {
+        self.place = None;
+    }
+}
+
+impl<T> Drop for Submitted<T> {
+    fn drop(&mut self) {
+        if let Some(place) = self.place.take() {
+            // The request may hold much memory, whose release needs no lock.
+            let withdrawn = self.dispatcher.state.lock().batcher.give_up(place);
+            drop(withdrawn);
         }
     }
 }
@@ -199,7 +235,8 @@ mod tests {
                     for sender in 0..4_u32 {
                         let dispatcher = &dispatcher;
                         senders.spawn(move || {
-                            (0..50).for_each(|number| dispatcher.submit(soon(), 1, sender * 50 + number));
+                            (0..50)
+                                .for_each(|number| dispatcher.submit(soon(), 1, sender * 50 + number).keep());
                         });
                     }
                 });
@@ -218,12 +255,12 @@ mod tests {
     #[test]
     fn what_a_batch_leaves_runs_beside_it() {
         let (dispatcher, _refusals) = dispatcher(1000, 2);
-        (0..5).for_each(|request| dispatcher.submit(soon(), 1, request));
+        (0..5).for_each(|request| dispatcher.submit(soon(), 1, request).keep());
         let first = dispatcher.take(LONG).unwrap();
         assert_eq!(first.requests.len(), 4);
         let second = dispatcher.take(LONG).unwrap();
         assert_eq!(second.requests, [4]);
-        dispatcher.submit(soon(), 1, 5);
+        dispatcher.submit(soon(), 1, 5).keep();
         assert!(dispatcher.take(Duration::from_millis(1)).is_none(), "two batches run");
         drop(first);
         assert_eq!(dispatcher.take(LONG).unwrap().requests, [5]);
@@ -232,14 +269,14 @@ mod tests {
     #[test]
     fn refusals_reach_the_request() {
         let (dispatcher, refusals) = dispatcher(2, 1);
-        dispatcher.submit(Instant::now().checked_sub(Duration::from_secs(1)).unwrap(), 1, 1);
+        dispatcher.submit(Instant::now().checked_sub(Duration::from_secs(1)).unwrap(), 1, 1).keep();
         assert!(matches!(refusals.recv().unwrap(), (1, Refusal::Late { .. })));
-        dispatcher.submit(soon(), 101, 2);
+        dispatcher.submit(soon(), 101, 2).keep();
         assert_eq!(refusals.recv().unwrap(), (2, Refusal::TooLarge { rows: 101, rows_max: 100 }));
-        (3..6).for_each(|request| dispatcher.submit(soon(), 1, request));
+        (3..6).for_each(|request| dispatcher.submit(soon(), 1, request).keep());
         assert_eq!(refusals.recv().unwrap(), (5, Refusal::Full { queued: 2 }));
         dispatcher.close();
-        dispatcher.submit(soon(), 1, 6);
+        dispatcher.submit(soon(), 1, 6).keep();
         let rest: Vec<_> = refusals.try_iter().collect();
         assert_eq!(rest, [(3, Refusal::Closed), (4, Refusal::Closed), (6, Refusal::Closed)]);
         assert!(dispatcher.take(LONG).is_none());
@@ -254,11 +291,11 @@ mod tests {
         drop(second);
         assert_eq!(dispatcher.queued(), 1);
         assert!(dispatcher.take(Duration::from_millis(1)).is_none());
-        first.submit(1, 7);
+        first.submit(1, 7).keep();
         assert_eq!(dispatcher.take(LONG).unwrap().requests, [7]);
         let lost = dispatcher.reserve(soon(), 1).unwrap();
         dispatcher.close();
-        lost.submit(1, 8);
+        lost.submit(1, 8).keep();
         assert_eq!(refusals.recv().unwrap(), (8, Refusal::Closed));
         assert_eq!(dispatcher.reserve(soon(), 1).unwrap_err(), Refusal::Closed);
     }
@@ -266,11 +303,29 @@ mod tests {
     #[test]
     fn a_reserved_place_is_free_again_when_its_request_is_too_large() {
         let (dispatcher, refusals) = dispatcher(1, 1);
-        dispatcher.reserve(soon(), 1).unwrap().submit(101, 7);
+        dispatcher.reserve(soon(), 1).unwrap().submit(101, 7).keep();
         assert_eq!(refusals.recv().unwrap(), (7, Refusal::TooLarge { rows: 101, rows_max: 100 }));
         assert_eq!(dispatcher.queued(), 0);
-        dispatcher.submit(soon(), 1, 8);
+        dispatcher.submit(soon(), 1, 8).keep();
         assert_eq!(dispatcher.take(LONG).unwrap().requests, [8]);
+    }
+
+    #[test]
+    fn a_request_is_withdrawn_only_while_it_waits() {
+        let (dispatcher, refusals) = dispatcher(2, 1);
+        let withdrawn = dispatcher.submit(soon(), 1, 1);
+        let kept = dispatcher.reserve(soon(), 1).unwrap().submit(1, 2);
+        drop(withdrawn);
+        let batch = dispatcher.take(LONG).unwrap();
+        assert_eq!(batch.requests, [2]);
+        dispatcher.submit(soon(), 1, 3).keep();
+        drop(kept);
+        assert_eq!(dispatcher.queued(), 1, "the place of a request that runs is no one else's");
+        drop(batch);
+        assert_eq!(dispatcher.take(LONG).unwrap().requests, [3]);
+        drop(dispatcher.reserve(soon(), 1).unwrap().submit(1, 4));
+        assert_eq!(dispatcher.queued(), 0);
+        assert!(refusals.try_recv().is_err());
     }
 
     #[test]

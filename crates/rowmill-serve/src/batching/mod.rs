@@ -8,5 +8,5 @@ mod dispatcher;
 mod service_time;
 
 pub use batcher::{BatchLimits, Batcher, Job, Next, Place, Refusal, Refused};
-pub use dispatcher::{Batch, Dispatcher, Reservation};
+pub use dispatcher::{Batch, Dispatcher, Reservation, Submitted};
 pub use service_time::ServiceTime;

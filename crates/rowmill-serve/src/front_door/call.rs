@@ -1,21 +1,23 @@
 //! A request on its way through the front door: admitted, given to a model, and counted.
 
+use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
 use axum::http::HeaderMap;
+use futures_util::FutureExt;
 use rowmill_server::{Drain, Hold};
 use serde_json::Value;
-use tokio::sync::oneshot;
 
 use super::inputs::aligned;
-use super::model::{Answer, Ask, Given, Model};
+use super::model::{Ask, Given, Model};
 use super::problem::{Kind, Problem};
 use super::statistics::Open;
 use super::{FrontDoor, statistics};
-use crate::{Tensor, TopK};
+use crate::{Failure, Status, Tensor, TopK};
 
 /// Longer timeouts are as good as this one.
 pub(super) const TIMEOUT_MAX: Duration = Duration::from_hours(1);
+const PANICKED: &str = "the model failed: see the worker's log";
 
 /// A front door and the end of its process.
 pub(super) struct Door {
@@ -122,13 +124,15 @@ impl Call<'_> {
             Given::Tensors(tensors) => Given::Tensors(aligned(tensors, &front_door.arena, deadline).await?),
             columns @ Given::Columns(_) => columns,
         };
-        let (sender, answer) = oneshot::channel();
-        (self.model.infer)(Ask { given, top, trace, deadline, answer: Answer(sender) });
+        // A panic leaves nothing half done but its request.
+        let answer = async { (self.model.infer)(Ask { given, top, trace, deadline }).await };
+        let answer = AssertUnwindSafe(answer).catch_unwind();
         let outputs = tokio::time::timeout_at(deadline.into(), answer).await.map_err(|_| {
             let (name, taken) = (&self.model.name, begin.elapsed());
             Problem::new(Kind::Late, format!("no answer of model {name:?} within {taken:?}: allow more time"))
         })?;
-        match outputs.unwrap_or_else(|_| Err(Problem::dropped())) {
+        let outputs = outputs.unwrap_or_else(|_| Err(Failure::new(Status::Failed, PANICKED)));
+        match outputs.map_err(|failure| Problem::of_status(failure.status, failure.text)) {
             // The dense half of another process may have begun with it.
             Err(problem) if problem.kind == Kind::Refused && Instant::now() >= deadline => {
                 Err(Problem::new(Kind::Late, problem.text))

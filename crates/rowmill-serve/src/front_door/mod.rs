@@ -23,7 +23,7 @@ use std::time::Duration;
 use axum::Router;
 use rowmill_server::Drain;
 
-pub use model::{Answer, Ask, CheckTime, Given, Model, TensorSpec};
+pub use model::{Ask, CheckTime, Given, Infer, Model, TensorSpec};
 
 use crate::Arena;
 

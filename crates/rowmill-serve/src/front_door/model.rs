@@ -9,11 +9,13 @@ use std::time::Instant;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
 
 use super::datatype;
-use super::problem::Problem;
-use crate::{Column, ColumnSpec, DType, Failure, ModelMetrics, Per, Status, Tensor, TopK};
+use crate::{Column, ColumnSpec, DType, Failure, ModelMetrics, Per, Tensor, TopK};
+
+/// Answers a request with the model's outputs, or the best candidates, named by their numbers. Where its sender gives up, the
+/// future is dropped.
+pub type Infer = dyn Fn(Ask) -> BoxFuture<'static, Result<Vec<Tensor>, Failure>> + Send + Sync;
 
 /// Refuses a request by its deadline and its trace id, as far as that is possible without its inputs.
 pub type CheckTime = dyn Fn(Instant, [u8; 16]) -> BoxFuture<'static, Result<(), Failure>> + Send + Sync;
@@ -31,8 +33,8 @@ pub struct Model {
     pub columns: Vec<ColumnSpec>,
     /// Its outputs.
     pub outputs: Vec<TensorSpec>,
-    /// Runs a request, in this thread or another, and answers it. It must not wait.
-    pub infer: Arc<dyn Fn(Ask) + Send + Sync>,
+    /// Answers a request.
+    pub infer: Arc<Infer>,
     /// Whether a request of this deadline and trace id that arrived now would be answered in time.
     pub check_time: Arc<CheckTime>,
     /// Whether it takes requests. Clones share it.
@@ -130,29 +132,4 @@ pub struct Ask {
     pub trace: [u8; 16],
     /// When its sender stops waiting.
     pub deadline: Instant,
-    /// Where its answer goes.
-    pub answer: Answer,
-}
-
-/// Takes the answer to a request. Dropped without one, the request fails.
-#[derive(Debug)]
-pub struct Answer(pub(super) oneshot::Sender<Result<Vec<Tensor>, Problem>>);
-
-impl Answer {
-    /// Wait until the sender of the request has given up.
-    pub async fn given_up(&mut self) {
-        self.0.closed().await;
-    }
-
-    /// Answer with the model's outputs, or the best candidates, named by their numbers.
-    pub fn reply(self, outputs: Vec<Tensor>) {
-        // The sender of the request may have gone away.
-        let _ = self.0.send(Ok(outputs));
-    }
-
-    /// Refuse the request, or report that it failed.
-    pub fn fail(self, status: Status, text: String) {
-        // As above.
-        let _ = self.0.send(Err(Problem::of_status(status, text)));
-    }
 }

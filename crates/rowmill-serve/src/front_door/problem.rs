@@ -54,14 +54,6 @@ impl Problem {
         Self::new(Kind::Slow, format!("the body did not arrive within {within:?}"))
     }
 
-    /// The model's function gave no answer.
-    pub(super) fn dropped() -> Self {
-        Self::new(
-            Kind::Failed,
-            "the model dropped the request without an answer: see the worker's log".into(),
-        )
-    }
-
     /// The model's function refused or failed.
     pub(super) fn of_status(status: Status, text: String) -> Self {
         let kind = match status {

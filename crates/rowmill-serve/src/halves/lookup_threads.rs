@@ -1,6 +1,6 @@
-//! A fixed number of threads that run transforms and plans, each a whole request at a time, in the order of arrival.
+//! A fixed number of threads that run transforms and plans, each a whole request at a time, in the order of deadlines.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,6 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 
 use super::stage::Stage;
+use super::window::{Ahead, Window};
 use crate::metrics::{Reason, Turn};
 use crate::plan::Values;
 use crate::{Arena, Failure, Refusal, Status};
@@ -20,8 +21,9 @@ pub(crate) struct LookupThreads(Arc<Owner>);
 #[derive(Debug)]
 struct Owner(Arc<Shared>);
 
+/// What the threads share, and those that wake them.
 #[derive(Debug)]
-struct Shared {
+pub(super) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     threads: usize,
@@ -30,12 +32,34 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    queue: VecDeque<Work>,
+    queue: BTreeMap<Order, Work>,
+    /// Jobs that have arrived.
+    arrivals: u64,
     running: usize,
-    /// Predicted time of all jobs that wait or run.
-    backlog: Duration,
+    /// Predicted time of all jobs that run.
+    running_time: Duration,
     is_closed: bool,
 }
+
+/// What waits when a job arrives.
+#[derive(Debug, Default)]
+struct Load {
+    /// Jobs of the same stage.
+    queued: usize,
+    /// Jobs of all stages that run before it.
+    before: usize,
+    /// Their predicted time.
+    time: Duration,
+}
+
+/// A job that waits or runs. Dropped while the job waits, it withdraws it.
+struct Withdrawal {
+    order: Order,
+    threads: Arc<Shared>,
+}
+
+/// When a job runs: by its part, its deadline, and the number of its arrival.
+type Order = (Part, Instant, u64);
 
 type Job = Box<dyn FnOnce(&Arena) -> Result<Values, Failure> + Send>;
 
@@ -45,18 +69,28 @@ struct Work {
     rows: u32,
     deadline: Instant,
     stage: Arc<Stage>,
+    /// How far it may run ahead of the dense half; `None`: as far as it likes.
+    window: Option<Arc<Window>>,
     predicted: Duration,
     turn: Turn,
-    answer: oneshot::Sender<Result<Values, Failure>>,
+    answer: oneshot::Sender<Result<Done, Failure>>,
+}
+
+/// What a job has made.
+#[derive(Debug)]
+pub(super) struct Done {
+    pub(super) values: Values,
+    /// Held until the dense half takes the request; `None` where the job has no window.
+    pub(super) ahead: Option<Ahead>,
 }
 
 /// What a job is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Part {
+    /// A request that the dense half has answered: it goes before all that wait for lookups.
+    Last,
     /// A new request: refused at once where its answer is predicted to be late.
     First,
-    /// A request that the dense half has answered: it goes before all that wait.
-    Last,
 }
 
 impl LookupThreads {
@@ -77,7 +111,7 @@ impl LookupThreads {
         Ok(owner)
     }
 
-    /// The values that `job` makes for a request of `rows`. It changes nothing outside of itself.
+    /// The values that `job` makes for a request of `rows`, once its `window` is open. It changes nothing outside of itself.
     ///
     /// # Errors
     /// When the job fails, the request is predicted to be late, or too many wait.
@@ -85,14 +119,16 @@ impl LookupThreads {
         &self,
         part: Part,
         stage: &Arc<Stage>,
+        window: Option<&Arc<Window>>,
         rows: u32,
         deadline: Instant,
         job: impl FnOnce(&Arena) -> Result<Values, Failure> + Send + 'static,
-    ) -> Result<Values, Failure> {
+    ) -> Result<Done, Failure> {
         let (answer, result) = oneshot::channel();
         let (turn, stage, job) = (stage.metrics.queue(), Arc::clone(stage), Box::new(job));
-        let predicted = Duration::ZERO;
-        self.0.0.submit(part, Work { job, rows, deadline, stage, predicted, turn, answer })?;
+        let (window, predicted) = (window.cloned(), Duration::ZERO);
+        let work = Work { job, rows, deadline, stage, window, predicted, turn, answer };
+        let _withdraws = self.0.0.submit(part, work)?;
         result.await.unwrap_or_else(|_| Err(Failure::new(Status::Failed, "the lookup threads ended")))
     }
 
@@ -100,9 +136,28 @@ impl LookupThreads {
     ///
     /// # Errors
     /// When the request is predicted to be late, or too many wait.
-    pub(super) fn check(&self, stage: &Stage, rows: u32, deadline: Instant) -> Result<(), Failure> {
+    pub(super) fn check(
+        &self,
+        stage: &Arc<Stage>,
+        window: Option<&Arc<Window>>,
+        rows: u32,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
         let shared = &self.0.0;
-        shared.admit(&shared.state.lock(), Part::First, stage, rows, deadline).map(drop)
+        shared.admit(&shared.state.lock(), Part::First, stage, window, rows, deadline).map(drop)
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.0.0.threads
+    }
+}
+
+impl Drop for Withdrawal {
+    fn drop(&mut self) {
+        // The job may hold much memory, whose release needs no lock.
+        let withdrawn = self.threads.state.lock().queue.remove(&self.order);
+        drop(withdrawn);
     }
 }
 
@@ -114,17 +169,19 @@ impl Drop for Owner {
 }
 
 impl Shared {
-    fn submit(&self, part: Part, mut work: Work) -> Result<(), Failure> {
+    fn submit(self: &Arc<Self>, part: Part, mut work: Work) -> Result<Withdrawal, Failure> {
         let mut state = self.state.lock();
-        work.predicted = self.admit(&state, part, &work.stage, work.rows, work.deadline)?;
-        state.backlog += work.predicted;
-        match part {
-            Part::First => state.queue.push_back(work),
-            Part::Last => state.queue.push_front(work),
-        }
+        let (stage, window) = (&work.stage, work.window.as_ref());
+        work.predicted = self.admit(&state, part, stage, window, work.rows, work.deadline)?;
+        let order = (part, work.deadline, state.arrivals);
+        let may_start = work.window.as_ref().is_none_or(|window| window.is_open(work.deadline));
+        state.arrivals += 1;
+        state.queue.insert(order, work);
         drop(state);
-        self.changed.notify_one();
-        Ok(())
+        if may_start {
+            self.changed.notify_one();
+        }
+        Ok(Withdrawal { order, threads: Arc::clone(self) })
     }
 
     /// The predicted time of a job, unless it is refused.
@@ -132,53 +189,119 @@ impl Shared {
         &self,
         state: &State,
         part: Part,
-        stage: &Stage,
+        stage: &Arc<Stage>,
+        window: Option<&Arc<Window>>,
         rows: u32,
         deadline: Instant,
     ) -> Result<Duration, Failure> {
-        let queued = state.queue.len();
+        if part == Part::Last {
+            // The dense half has run already: its request is not refused any more.
+            return Ok(stage.predict(rows, 0).0);
+        }
+        let Load { queued, before, time } = state.load((part, deadline, u64::MAX), stage, window);
         if queued >= self.queue_max {
             return Err(refused(stage, Refusal::Full { queued }));
         }
-        let ahead = (queued + state.running) / self.threads;
-        let (predicted, margin) = stage.predict(rows, ahead);
+        let ahead = before + state.running;
+        let (predicted, margin) = stage.predict(rows, ahead / self.threads);
         // With no one ahead the job runs: nothing else could correct a prediction that is too long.
-        if part == Part::First && queued + state.running > 0 {
-            let wait = state.backlog / self.threads as u32;
+        if ahead > 0 {
+            let wait = (time + state.running_time) / self.threads as u32;
             let needed = wait + predicted + margin + stage.rest();
             let left = deadline.saturating_duration_since(Instant::now());
             if needed > left {
-                return Err(refused(stage, Refusal::Late { needed, left, queued }));
+                return Err(refused(stage, Refusal::Late { needed, left, queued: before }));
             }
         }
         Ok(predicted)
     }
 
+    /// A window may have opened.
+    pub(super) fn wake(&self) {
+        let is_idle = self.state.lock().queue.is_empty();
+        if !is_idle {
+            self.changed.notify_one();
+        }
+    }
+
     /// The life of a thread.
-    fn run(&self, arena: &Arena) {
+    fn run(self: Arc<Self>, arena: &Arena) {
         let mut state = self.state.lock();
         loop {
-            let Some(work) = state.queue.pop_front() else {
+            let Some((work, ahead)) = state.next(&self) else {
                 if state.is_closed {
                     return;
                 }
                 self.changed.wait(&mut state);
                 continue;
             };
-            let is_alone = state.queue.is_empty() && state.running == 0;
-            state.running += 1;
-            drop(state);
+            let is_alone = state.running == 0 && state.first_open().is_none();
             let predicted = work.predicted;
-            work.run(arena, is_alone);
+            state.running += 1;
+            state.running_time += predicted;
+            drop(state);
+            work.run(arena, ahead, is_alone);
             state = self.state.lock();
             state.running -= 1;
-            state.backlog = state.backlog.saturating_sub(predicted);
+            state.running_time -= predicted;
         }
     }
 }
 
+impl State {
+    /// Take out the first job in order whose window is open.
+    fn next(&mut self, threads: &Arc<Shared>) -> Option<(Work, Option<Ahead>)> {
+        let order = self.first_open()?;
+        let work = self.queue.remove(&order)?;
+        let ahead = work.window.as_ref().map(|window| window.enter(order.1, order.2, work.rows, threads));
+        Some((work, ahead))
+    }
+
+    /// What waits, for a job of this order. Jobs of another model do not count while its window is closed: they wait for its
+    /// dense half, and not for a thread.
+    fn load(&self, order: Order, stage: &Arc<Stage>, window: Option<&Arc<Window>>) -> Load {
+        let mut load = Load::default();
+        let mut others: Vec<(&Arc<Window>, bool)> = Vec::new();
+        for (&other, work) in &self.queue {
+            load.queued += usize::from(Arc::ptr_eq(&work.stage, stage));
+            if other > order {
+                continue;
+            }
+            let is_held = work.window.as_ref().is_some_and(|of_work| {
+                if window.is_some_and(|window| Arc::ptr_eq(window, of_work)) {
+                    return false;
+                }
+                if let Some(&(_, is_closed)) = others.iter().find(|(known, _)| Arc::ptr_eq(known, of_work)) {
+                    return is_closed;
+                }
+                let is_closed = !of_work.is_open(other.1);
+                others.push((of_work, is_closed));
+                is_closed
+            });
+            if !is_held {
+                load.before += 1;
+                load.time += work.predicted;
+            }
+        }
+        load
+    }
+
+    fn first_open(&self) -> Option<Order> {
+        // A window that is closed for one request is closed for all later ones.
+        let mut closed: Vec<&Arc<Window>> = Vec::new();
+        for (&order, work) in &self.queue {
+            match &work.window {
+                Some(window) if closed.iter().any(|other| Arc::ptr_eq(other, window)) => {}
+                Some(window) if !window.is_open(order.1) => closed.push(window),
+                _ => return Some(order),
+            }
+        }
+        None
+    }
+}
+
 impl Work {
-    fn run(self, arena: &Arena, is_alone: bool) {
+    fn run(self, arena: &Arena, ahead: Option<Ahead>, is_alone: bool) {
         let Self { job, rows, deadline, stage, mut turn, answer, .. } = self;
         turn.begin();
         if answer.is_closed() {
@@ -208,7 +331,7 @@ impl Work {
             result
         };
         // It may have given up meanwhile.
-        let _ = answer.send(result);
+        let _ = answer.send(result.map(|values| Done { values, ahead }));
     }
 }
 
@@ -228,6 +351,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+    use crate::BatchLimits;
 
     const LONG: Duration = Duration::from_mins(1);
 
@@ -235,30 +359,55 @@ mod tests {
         threads: LookupThreads,
         stage: Arc<Stage>,
         runtime: tokio::runtime::Runtime,
+        window: Option<Arc<Window>>,
     }
 
-    type Answer = tokio::task::JoinHandle<Result<Values, Failure>>;
+    type Answer = tokio::task::JoinHandle<Result<Done, Failure>>;
 
     impl Fixture {
         fn new(threads: usize, queue_max: usize) -> Self {
             let arena = Arena::new(1 << 20).unwrap();
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
             let threads = LookupThreads::start(threads, queue_max, &arena).unwrap();
-            Self { threads, stage: Stage::new(&Arc::default()), runtime }
+            Self { threads, stage: Stage::new(&Arc::default()), runtime, window: None }
         }
 
         /// Ask for a job; returns once it was queued or refused.
         fn ask(&self, part: Part, left: Duration, job: impl FnOnce() + Send + 'static) -> Answer {
-            let (threads, stage) = (self.threads.clone(), Arc::clone(&self.stage));
+            let (threads, stage, window) = (
+                self.threads.clone(),
+                Arc::clone(&self.stage),
+                self.window.clone().filter(|_| part == Part::First),
+            );
             let before = threads.0.0.state.lock().queue.len();
             let deadline = Instant::now() + left;
             let asked = self.runtime.spawn(async move {
-                threads.run(part, &stage, 1, deadline, |_: &Arena| Ok((job(), Values::new()).1)).await
+                threads
+                    .run(part, &stage, window.as_ref(), 1, deadline, |_: &Arena| Ok((job(), Values::new()).1))
+                    .await
             });
             while !asked.is_finished() && self.threads.0.0.state.lock().queue.len() == before {
                 std::thread::yield_now();
             }
             asked
+        }
+
+        /// Give requests a window, and close it until the result is dropped.
+        fn close_window(&mut self) -> Vec<Ahead> {
+            let limits = BatchLimits {
+                batch_requests_max: 1,
+                batch_rows_max: 64,
+                queue_requests_max: 10,
+                batches_max: 1,
+            };
+            self.window = Some(Window::new(limits, self.threads.count()));
+            let ahead = (0..2).map(|_| {
+                let done = self.runtime.block_on(self.ask(Part::First, LONG, || ())).unwrap().unwrap();
+                done.ahead.unwrap()
+            });
+            let ahead = ahead.collect();
+            self.until_idle();
+            ahead
         }
 
         /// A job that runs until the sender is used, and waits for its start.
@@ -271,7 +420,7 @@ mod tests {
                     released.recv().unwrap();
                     Ok(Values::new())
                 };
-                threads.run(Part::First, &stage, 1, Instant::now() + LONG, job).await
+                threads.run(Part::First, &stage, None, 1, Instant::now() + LONG, job).await
             });
             begun.recv().unwrap();
             (release, asked)
@@ -304,6 +453,73 @@ mod tests {
         release.send(()).unwrap();
         answers.into_iter().chain([blocked]).for_each(|answer| fixture.status(answer).unwrap());
         assert_eq!(order.try_iter().collect::<Vec<_>>(), [3, 1, 2]);
+    }
+
+    #[test]
+    fn requests_run_in_the_order_of_their_deadlines() {
+        let fixture = Fixture::new(1, 10);
+        let (release, blocked) = fixture.block();
+        let (sender, order) = mpsc::channel();
+        let answers: Vec<_> = [3, 1, 2]
+            .map(|number| {
+                let sender = sender.clone();
+                fixture.ask(Part::First, LONG * number, move || sender.send(number).unwrap())
+            })
+            .into();
+        release.send(()).unwrap();
+        answers.into_iter().chain([blocked]).for_each(|answer| fixture.status(answer).unwrap());
+        assert_eq!(order.try_iter().collect::<Vec<_>>(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_closed_window_holds_back_its_own_requests_alone() {
+        let mut fixture = Fixture::new(2, 10);
+        let ahead = fixture.close_window();
+        let (sender, ran) = mpsc::channel();
+        let ask = |fixture: &Fixture, left: Duration, number: u32| {
+            let sender = sender.clone();
+            fixture.ask(Part::First, left, move || sender.send(number).unwrap())
+        };
+        let held = ask(&fixture, LONG * 2, 1);
+        // Neither a request that the dense half runs earlier, nor one of another model, waits for the window.
+        let earlier = ask(&fixture, LONG / 2, 2);
+        fixture.status(earlier).unwrap();
+        fixture.window = None;
+        let other = ask(&fixture, LONG * 2, 3);
+        fixture.status(other).unwrap();
+        assert!(!held.is_finished());
+        drop(ahead);
+        fixture.status(held).unwrap();
+        assert_eq!(ran.try_iter().collect::<Vec<_>>(), [2, 3, 1]);
+    }
+
+    #[test]
+    fn requests_held_back_make_no_other_late_and_fill_no_other_queue() {
+        let mut fixture = Fixture::new(1, 3);
+        let ahead = fixture.close_window();
+        (0..20).for_each(|_| fixture.stage.observe(1, Duration::from_millis(100)));
+        let held: Vec<_> = (0..3).map(|_| fixture.ask(Part::First, LONG * 2, || ())).collect();
+        let (status, text) = fixture.status(fixture.ask(Part::First, LONG * 3, || ())).unwrap_err();
+        assert_eq!(status, Status::Full);
+        assert!(text.contains("3 requests wait already"), "{text}");
+        let last = fixture.ask(Part::Last, LONG, || ());
+        fixture.status(last).expect("a request that the dense half has answered is not refused");
+        fixture.until_idle();
+        // Another model, whose time is predicted to be as long.
+        let window = fixture.window.take();
+        let stage = std::mem::replace(&mut fixture.stage, Stage::new(&Arc::default()));
+        (0..20).for_each(|_| fixture.stage.observe(1, Duration::from_millis(100)));
+        let other = fixture.ask(Part::First, Duration::from_millis(50), || ());
+        fixture.status(other).expect("an idle thread runs what is predicted to be late");
+        fixture.until_idle();
+        (fixture.window, fixture.stage) = (window, stage);
+        let withdrawn = held.into_iter().next().unwrap();
+        withdrawn.abort();
+        assert!(fixture.runtime.block_on(withdrawn).unwrap_err().is_cancelled());
+        assert_eq!(fixture.threads.0.0.state.lock().queue.len(), 2);
+        let earlier = fixture.ask(Part::First, Duration::from_millis(250), || ());
+        fixture.status(earlier).expect("it runs before those that are held back");
+        drop(ahead);
     }
 
     #[test]
@@ -383,7 +599,7 @@ mod tests {
                     let (threads, stage) = (fixture.threads.clone(), Arc::clone(&fixture.stage));
                     fixture.runtime.spawn(async move {
                         let job = move |_: &Arena| Ok((job(), Values::new()).1);
-                        threads.run(Part::First, &stage, 1, Instant::now() + LONG, job).await
+                        threads.run(Part::First, &stage, None, 1, Instant::now() + LONG, job).await
                     })
                 })
                 .collect();
@@ -392,7 +608,7 @@ mod tests {
             }
             assert_eq!(ran.load(std::sync::atomic::Ordering::SeqCst), 200);
             fixture.until_idle();
-            assert_eq!(fixture.threads.0.0.state.lock().backlog, Duration::ZERO);
+            assert_eq!(fixture.threads.0.0.state.lock().running_time, Duration::ZERO);
         }
     }
 }

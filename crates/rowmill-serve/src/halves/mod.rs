@@ -13,6 +13,7 @@ mod remote;
 mod served;
 mod signature;
 mod stage;
+mod window;
 
 pub(crate) use dense::{DenseHalf, serve_dense};
 pub(crate) use lookup_threads::LookupThreads;

@@ -6,13 +6,17 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
+use super::window::Ahead;
 use crate::metrics::{HalfMetrics, Reason, Turn};
-use crate::{Batch, BatchLimits, Dispatcher, Failure, Refusal, Replier, Reservation, Status, Tensor};
+use crate::{
+    Batch, BatchLimits, Dispatcher, Failure, Refusal, Replier, Reservation, Status, Submitted, Tensor,
+};
 
 /// The queue of a program. Clones are the same queue.
 #[derive(Clone)]
 pub struct Program {
     queue: Arc<Dispatcher<Task>>,
+    limits: BatchLimits,
     metrics: Arc<HalfMetrics>,
     is_closed: Arc<AtomicBool>,
 }
@@ -23,6 +27,8 @@ pub struct Task {
     /// Its inputs, in the order of the program's signature.
     pub tensors: Vec<Tensor>,
     turn: Turn,
+    /// Dropped when its batch begins.
+    ahead: Option<Ahead>,
     answer: Way,
 }
 
@@ -43,6 +49,7 @@ impl Program {
         };
         Self {
             queue: Dispatcher::new(limits, refuse),
+            limits,
             metrics: Arc::clone(metrics),
             is_closed: Arc::default(),
         }
@@ -72,29 +79,38 @@ impl Program {
         replier: Replier,
         place: Option<Reservation<Task>>,
     ) {
-        self.submit(tensors, deadline, Way::Peer(replier), place);
+        // No message says that a peer has given a request up.
+        self.submit(tensors, deadline, Way::Peer(replier), place, None).keep();
     }
 
-    /// The outputs of a request of this process.
+    /// The outputs of a request of this process. A request that is given up while it waits does not run.
     ///
     /// # Errors
     /// When the program refuses or fails.
-    pub(crate) async fn run(
+    pub(super) async fn run(
         &self,
         tensors: Vec<Tensor>,
         deadline: Instant,
         place: Option<Reservation<Task>>,
+        ahead: Option<Ahead>,
     ) -> Result<Vec<Tensor>, Failure> {
         let (answer, result) = oneshot::channel();
-        self.submit(tensors, deadline, Way::Here(answer), place);
+        let _withdraws = self.submit(tensors, deadline, Way::Here(answer), place, ahead);
         result.await.unwrap_or_else(|_| {
             Err(Failure::new(Status::Failed, "the program dropped the request: see the worker's log"))
         })
     }
 
-    fn submit(&self, tensors: Vec<Tensor>, deadline: Instant, answer: Way, place: Option<Reservation<Task>>) {
+    fn submit(
+        &self,
+        tensors: Vec<Tensor>,
+        deadline: Instant,
+        answer: Way,
+        place: Option<Reservation<Task>>,
+        ahead: Option<Ahead>,
+    ) -> Submitted<Task> {
         let rows = rows_of(&tensors);
-        let task = Task { tensors, turn: self.metrics.queue(), answer };
+        let task = Task { tensors, turn: self.metrics.queue(), ahead, answer };
         match place {
             Some(place) => place.submit(rows, task),
             None => self.queue.submit(deadline, rows, task),
@@ -104,13 +120,21 @@ impl Program {
     /// Wait for a batch, `wait` at most.
     pub fn take(&self, wait: Duration) -> Option<Batch<Task>> {
         let mut batch = self.queue.take(wait)?;
-        batch.requests.iter_mut().for_each(|task| task.turn.begin());
+        for task in &mut batch.requests {
+            task.turn.begin();
+            task.ahead = None;
+        }
         Some(batch)
     }
 
     /// Count CPU time that running the program has taken.
     pub fn add_cpu(&self, taken: Duration) {
         self.metrics.add_cpu(taken);
+    }
+
+    /// How much its batches may hold.
+    pub(super) fn limits(&self) -> BatchLimits {
+        self.limits
     }
 
     /// Requests that wait.
@@ -145,7 +169,7 @@ fn rows_of(tensors: &[Tensor]) -> u32 {
 impl Task {
     /// Answer with the outputs, named by their numbers.
     pub fn reply(self, outputs: Vec<Tensor>) {
-        let Self { tensors, turn, answer } = self;
+        let Self { tensors, turn, answer, .. } = self;
         turn.end();
         // First: what a peer has lent is then released with the reply.
         drop(tensors);

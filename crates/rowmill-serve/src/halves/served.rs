@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::FutureExt;
-use tokio::runtime::Handle;
 
-use super::lookup_threads::Part;
+use super::lookup_threads::{Done, Part};
 use super::ranking::{TopK, repeat_user_inputs};
 use super::signature::{tensors_of, values_of};
 use super::stage::Stage;
+use super::window::Window;
 use super::{HalfSignature, LookupThreads, Program, Remote, Signature, Task};
 use crate::plan::{Plan, Values, bind};
 use crate::transform::Transform;
@@ -55,6 +55,8 @@ pub(crate) struct Served {
     cpu: Option<Half>,
     /// The dense half; `None` where nothing is dense.
     dense: Option<Dense>,
+    /// How far lookups run ahead of the dense half of this process.
+    window: Option<Arc<Window>>,
     /// Post-processing.
     post: Option<Half>,
     /// The jobs on lookup threads before and behind the dense half.
@@ -77,7 +79,13 @@ impl Served {
         let [cpu, post] = halves;
         let first = Stage::new(if let Some(Half::Plan(_)) = cpu { &metrics.cpu } else { &metrics.inputs });
         let (last, metrics) = (Stage::new(&metrics.post), Arc::clone(metrics));
-        Self { signature, transform, threads, arena, cpu, dense, post, first, last, metrics }
+        let window = match (&cpu, &dense) {
+            // It runs behind the lookups, and refuses requests by its own queue.
+            (Some(Half::Program(_)), _) => None,
+            (_, Some(Dense::Here(program))) => Some(Window::new(program.limits(), threads.count())),
+            _ => None,
+        };
+        Self { signature, transform, threads, arena, cpu, dense, window, post, first, last, metrics }
     }
 
     /// The outputs of a request; with `top`, the best scores and their positions in place of them.
@@ -98,11 +106,13 @@ impl Served {
         let prepare = move |arena: &Arena| {
             let mut values = served.inputs(arena, given)?;
             if let Some(Half::Plan(plan)) = &served.cpu {
-                values.extend(plan.run(arena, &values)?);
+                values.extend(plan.run(arena, &values, deadline)?);
             }
             Ok(values)
         };
-        let mut values = self.threads.run(Part::First, &self.first, rows, deadline, prepare).await?;
+        let window = self.window.as_ref();
+        let Done { mut values, ahead } =
+            self.threads.run(Part::First, &self.first, window, rows, deadline, prepare).await?;
         let prepared = Instant::now();
         if let (Some(Half::Program(program)), Some(about)) = (&self.cpu, signature.half("cpu")) {
             run(program, about, &mut values, deadline).await?;
@@ -113,9 +123,9 @@ impl Served {
             values.retain(|name, _| self.is_needed_behind_dense(name));
             let reply = match (dense, place) {
                 (Dense::Here(program), Some(Place::Here(place))) => {
-                    program.run(tensors, deadline, Some(place)).await?
+                    program.run(tensors, deadline, Some(place), ahead).await?
                 }
-                (Dense::Here(program), _) => program.run(tensors, deadline, None).await?,
+                (Dense::Here(program), _) => program.run(tensors, deadline, None, ahead).await?,
                 (Dense::There(remote), place) => {
                     let place = place.and_then(Place::there);
                     let begin = Instant::now();
@@ -132,8 +142,9 @@ impl Served {
             }
             (Some(Half::Plan(plan)), _) => {
                 let (plan, given) = (Arc::clone(plan), values.clone());
-                let run = move |arena: &Arena| plan.run(arena, &given);
-                values.extend(self.threads.run(Part::Last, &self.last, rows, deadline, run).await?);
+                let run = move |arena: &Arena| plan.run(arena, &given, deadline);
+                let done = self.threads.run(Part::Last, &self.last, None, rows, deadline, run).await?;
+                values.extend(done.values);
             }
             (None, _) | (_, None) => {}
         }
@@ -163,7 +174,7 @@ impl Served {
     /// When a half is predicted to be late, or too many requests wait.
     async fn check_time(&self, trace: [u8; 16], deadline: Instant) -> Result<(), Failure> {
         drop(self.reserve(ROWS_MIN, trace, deadline).await?);
-        self.threads.check(&self.first, ROWS_MIN, deadline)
+        self.threads.check(&self.first, self.window.as_ref(), ROWS_MIN, deadline)
     }
 
     /// Rows that a request has for the dense half.
@@ -212,27 +223,20 @@ impl Served {
         tensors_of(names, &best.collect())
     }
 
-    /// The model as the front door serves it. Requests run as tasks of `runtime`.
-    pub(crate) fn model(self: &Arc<Self>, version: &str, runtime: &Handle) -> Model {
-        let (served, runtime) = (Arc::clone(self), runtime.clone());
+    /// The model as the front door serves it.
+    pub(crate) fn model(self: &Arc<Self>, version: &str) -> Model {
+        let served = Arc::clone(self);
         let infer = move |ask: Ask| {
             let served = Arc::clone(&served);
-            runtime.spawn(async move {
-                let Ask { given, top, trace, deadline, mut answer } = ask;
-                let found = tokio::select! {
-                    found = served.answer(given, top, trace, deadline) => found,
-                    () = answer.given_up() => return,
-                };
-                match found {
-                    Ok(outputs) => answer.reply(outputs),
-                    Err(Failure { status, text }) => {
-                        if status == Status::Failed {
-                            tracing::error!(reason = text, "a request failed");
-                        }
-                        answer.fail(status, text);
-                    }
+            async move {
+                let Ask { given, top, trace, deadline } = ask;
+                let found = served.answer(given, top, trace, deadline).await;
+                if let Err(Failure { status: Status::Failed, text }) = &found {
+                    tracing::error!(reason = text, "a request failed");
                 }
-            });
+                found
+            }
+            .boxed()
         };
         let served = Arc::clone(self);
         let check_time = move |deadline, trace| {
@@ -270,7 +274,7 @@ async fn run(
     deadline: Instant,
 ) -> Result<(), Failure> {
     let tensors = tensors_of(about.inputs.iter().map(String::as_str), values)?;
-    values.extend(values_of(&about.outputs, program.run(tensors, deadline, None).await?)?);
+    values.extend(values_of(&about.outputs, program.run(tensors, deadline, None, None).await?)?);
     Ok(())
 }
 
@@ -324,9 +328,57 @@ mod tests {
         Tensor::new(TensorName::Number(0), dtype, &[2, 1024], lease.share())
     }
 
+    const WAIT: std::time::Duration = std::time::Duration::from_secs(10);
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn lookups_wait_until_batches_begin_or_requests_are_given_up() {
+        let arena = Arena::new(1 << 20).unwrap();
+        let (served, program) = served(&arena, &["z"]);
+        let mut asked: Vec<_> = (0..4)
+            .map(|_| {
+                let (served, tensor) = (Arc::clone(&served), tensor(&arena, DType::Float32));
+                let given = Given::Tensors(vec![tensor]);
+                tokio::spawn(async move { served.answer(given, None, [0; 16], Instant::now() + WAIT).await })
+            })
+            .collect();
+        let looked_up = || served.metrics.cpu.run.count();
+        // Two batches of one request.
+        while served.metrics.dense.waiting() < 2 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!((looked_up(), served.metrics.cpu.waiting()), (2, 2));
+        let take = || tokio::task::block_in_place(|| program.take(WAIT).unwrap());
+        let first = take();
+        while looked_up() < 3 {
+            tokio::task::yield_now().await;
+        }
+        for request in asked.drain(..) {
+            request.abort();
+            assert!(request.await.unwrap_err().is_cancelled());
+        }
+        assert_eq!((program.queued(), served.metrics.cpu.waiting()), (0, 0));
+        drop(first);
+        assert_eq!(arena.held_bytes(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_given_up_leaves_the_queue_of_the_dense_half() {
+        let arena = Arena::new(1 << 20).unwrap();
+        let (served, program) = served(&arena, &["z"]);
+        let given = Given::Tensors(vec![tensor(&arena, DType::Float32)]);
+        let asked =
+            tokio::spawn(async move { served.answer(given, None, [0; 16], Instant::now() + WAIT).await });
+        // Its inputs are released when its lookups have run, and it waits for the dense half.
+        while arena.held_bytes() != 2 * 1024 * 8 {
+            tokio::task::yield_now().await;
+        }
+        asked.abort();
+        assert!(asked.await.unwrap_err().is_cancelled());
+        assert_eq!((program.queued(), arena.held_bytes()), (0, 0));
+    }
+
     #[tokio::test]
     async fn a_request_that_waits_for_the_dense_half_holds_what_is_still_needed() {
-        const WAIT: std::time::Duration = std::time::Duration::from_secs(10);
         let (x_bytes, y_bytes) = (2 * 1024 * 4, 2 * 1024 * 8);
         for (outputs, held) in [(&["z"][..], y_bytes), (&["z", "x"], x_bytes + y_bytes)] {
             let arena = Arena::new(1 << 20).unwrap();

@@ -1,5 +1,7 @@
 //! The lookup step: pooled vectors of a read-only store or a storage node, written straight into the buffer that is sent.
 
+use std::time::Instant;
+
 use rowmill_host::Number;
 use rowmill_rows::{FeatureBags, Ragged};
 use rowmill_store::{IdBag, Pooled};
@@ -43,6 +45,7 @@ impl Lookup {
         offsets: &Array,
         factors: Option<&Array>,
         bags: usize,
+        deadline: Instant,
     ) -> Result<Array, Failure> {
         let typed = |array: &Array, dtype: DType, what: &str| {
             if array.dtype == dtype {
@@ -75,9 +78,9 @@ impl Lookup {
             .collect();
         let shape = [bags, self.step.tables.len() * self.tables.dim()];
         if self.step.dtype == DType::Float32 {
-            self.pool::<f32>(arena, &shape, bag_of)
+            self.pool::<f32>(arena, &shape, bag_of, deadline)
         } else {
-            self.pool::<u16>(arena, &shape, bag_of)
+            self.pool::<u16>(arena, &shape, bag_of, deadline)
         }
     }
 
@@ -86,9 +89,10 @@ impl Lookup {
         arena: &Arena,
         shape: &[usize; 2],
         bags: Vec<IdBag<'_>>,
+        deadline: Instant,
     ) -> Result<Array, Failure> {
         let mut lease = arena.lease(count_of(shape)? * self.step.dtype.bytes())?;
-        self.tables.pool::<T>(bags, words_mut(&mut lease), shape[1])?;
+        self.tables.pool::<T>(bags, words_mut(&mut lease), shape[1], deadline)?;
         Ok(Array { dtype: self.step.dtype, shape: shape.to_vec(), data: lease.share() })
     }
 }

@@ -13,6 +13,7 @@ mod step;
 mod weights;
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 pub(crate) use array::Array;
 use elementwise::Side;
@@ -67,11 +68,11 @@ impl Plan {
         self.inputs.iter().any(|input| input.name == name)
     }
 
-    /// The outputs by name, given values that hold the inputs.
+    /// The outputs by name, given values that hold the inputs. Lookups at a storage node end at the `deadline`.
     ///
     /// # Errors
-    /// When an input is missing or does not match the plan, or the arena has no room.
-    pub(crate) fn run(&self, arena: &Arena, given: &Values) -> Result<Values, Failure> {
+    /// When an input is missing or does not match the plan, the arena has no room, or rows cannot be read in time.
+    pub(crate) fn run(&self, arena: &Arena, given: &Values, deadline: Instant) -> Result<Values, Failure> {
         let sizes = bind(&self.inputs, given)?;
         let mut values: Values = HashMap::new();
         for input in &self.inputs {
@@ -84,7 +85,8 @@ impl Plan {
                     let step = &lookup.step;
                     let factors = step.weights.as_ref().map(|name| value(&values, name)).transpose()?;
                     let (ids, offsets) = (value(&values, &step.ids)?, value(&values, &step.offsets)?);
-                    let pooled = lookup.run(arena, ids, offsets, factors, step.bags.of_tensor(&sizes)?)?;
+                    let bags = step.bags.of_tensor(&sizes)?;
+                    let pooled = lookup.run(arena, ids, offsets, factors, bags, deadline)?;
                     values.insert(step.out.clone(), pooled);
                 }
                 Ready::Weight { out, value } => drop(values.insert(out.clone(), value.clone())),

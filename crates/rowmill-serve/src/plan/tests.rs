@@ -1,5 +1,7 @@
 //! Plans beside their definition in torch, whose results `python/tests/serve/plan_cases.py` has recorded.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use super::*;
@@ -9,6 +11,10 @@ const GOLDEN: &str = include_str!("../../tests/golden/plans.json");
 
 fn arena() -> Arena {
     Arena::new(1 << 20).unwrap()
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_mins(1)
 }
 
 fn array(json: &Value) -> Array {
@@ -70,7 +76,7 @@ fn results_are_those_of_the_definition() {
     let arena = arena();
     let mut wrong = Vec::new();
     for case in &cases {
-        let found = load(&case["plan"]).and_then(|plan| plan.run(&arena, &arrays(&case["inputs"])));
+        let found = load(&case["plan"]).and_then(|plan| plan.run(&arena, &arrays(&case["inputs"]), soon()));
         let agrees = if case["exact"] == true { is_equal } else { is_near };
         match found {
             Ok(found) => {
@@ -98,7 +104,7 @@ fn weights_are_read_by_name() {
         "steps": [{"op": "weight", "out": "v", "name": "w"}],
         "outputs": [{"name": "v", "value": "v"}],
     });
-    let found = load(&plan).unwrap().run(&arena(), &Values::new()).unwrap();
+    let found = load(&plan).unwrap().run(&arena(), &Values::new(), soon()).unwrap();
     assert_eq!(found["v"].to_i64(), [5, -6]);
     let text = plan.to_string().replace("\"w\"", "\"x\"");
     let error = Plan::load(&text, &weights().1, None).unwrap_err().to_string();
@@ -132,7 +138,7 @@ fn inputs_that_do_not_fit_are_named() {
     let run = |x: Option<Array>, i: Array| {
         let mut values = Values::from([("i".to_owned(), i)]);
         values.extend(x.map(|x| ("x".to_owned(), x)));
-        plan.run(&arena(), &values).map(|values| values["g"].shape.clone()).map_err(|error| {
+        plan.run(&arena(), &values, soon()).map(|values| values["g"].shape.clone()).map_err(|error| {
             assert_eq!(error.status, Status::Invalid);
             error.text
         })
@@ -163,8 +169,8 @@ fn results_beyond_the_arena_are_refused() {
         let data = Buffer::from(&vec![0; count * 4][..]);
         Values::from([("n".to_owned(), Array { dtype: DType::Float32, shape: vec![count], data })])
     };
-    assert!(plan.run(&arena(), &input(2)).is_ok());
-    let error = plan.run(&arena(), &input(9)).unwrap_err();
+    assert!(plan.run(&arena(), &input(2), soon()).is_ok());
+    let error = plan.run(&arena(), &input(9), soon()).unwrap_err();
     assert!(error.text.contains("raise wire_memory"), "{error}");
 }
 

@@ -27,7 +27,7 @@ use super::inference::{InferParameter, infer_parameter::ParameterChoice};
 
 /// Offsets for which the model gives no answer.
 pub(crate) const REFUSED: i64 = -1001;
-pub(crate) const DROPPED: i64 = -1002;
+pub(crate) const PANICS: i64 = -1002;
 /// An offset for which the model answers after 200 ms.
 pub(crate) const LATE: i64 = -1003;
 
@@ -74,7 +74,7 @@ pub(crate) fn door_with(slo: Duration) -> Door {
         outputs: vec![spec("sum", DType::Float32, &[None]), spec("count", DType::UInt8, &[])],
         infer: Arc::new(move |ask: Ask| {
             *last.lock() = Some((ask.trace, ask.deadline.saturating_duration_since(Instant::now())));
-            sums(ask);
+            sums(ask).boxed()
         }),
         check_time: Arc::new(move |_, _| {
             let refusal = busy.load(Relaxed).then(|| Failure::new(Status::Late, "its deadline is in 5ms"));
@@ -121,33 +121,33 @@ fn bytes_of(columns: &[Column]) -> Tensor {
     Tensor::new(TensorName::Number(0), DType::Float32, &shape, Buffer::from(&sums[..]))
 }
 
-fn sums(ask: Ask) {
+async fn sums(ask: Ask) -> Result<Vec<Tensor>, Failure> {
     let tensors = match ask.given {
         Given::Tensors(tensors) => tensors,
-        Given::Columns(columns) => return ask.answer.reply(vec![bytes_of(&columns)]),
+        Given::Columns(columns) => return Ok(vec![bytes_of(&columns)]),
     };
     assert!(tensors.iter().all(|tensor| tensor.data.as_ptr().addr().is_multiple_of(tensor.dtype.bytes())));
     let values: Vec<f32> =
         tensors[0].data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
     let offset = i64::from_le_bytes(tensors[1].data[..].try_into().unwrap());
     match offset {
-        REFUSED => ask.answer.fail(Status::Late, "its deadline is in 3ms".into()),
-        DROPPED => drop(ask.answer),
+        REFUSED => Err(Failure::new(Status::Late, "its deadline is in 3ms")),
+        PANICS => panic!("a bug"),
         REFUSED_LATE => {
             std::thread::sleep(ask.deadline.saturating_duration_since(Instant::now()));
-            ask.answer.fail(Status::Late, "its deadline has passed".into());
+            Err(Failure::new(Status::Late, "its deadline has passed"))
         }
-        LATE => drop(std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(200));
-            ask.answer.reply(Vec::new());
-        })),
+        LATE => {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            Ok(Vec::new())
+        }
         _ => {
             let sums: Vec<u8> = sums_of(&values, offset).iter().flat_map(|sum| sum.to_le_bytes()).collect();
             let rows = (sums.len() / 4) as u64;
             let sums = Tensor::new(TensorName::Number(0), DType::Float32, &[rows], Buffer::from(&sums[..]));
             let count = Buffer::from(&[rows as u8][..]);
             let count = Tensor::new(TensorName::Number(1), DType::UInt8, &[], count);
-            ask.answer.reply(vec![sums, count]);
+            Ok(vec![sums, count])
         }
     }
 }
