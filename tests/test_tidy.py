@@ -190,7 +190,7 @@ STORE_FLAT_MAX = 10
 # The layers of python/rowmill, lowest first. A package imports packages of its own layer and of lower ones. The settings
 # of a task are in its package, but belong to a lower layer than the rest of it.
 PYTHON_LAYERS = (
-    {"_core", "_extras", "_lazy", "_torch", "errors", "files", "init", "size"},
+    {"_allocator", "_core", "_extras", "_lazy", "_torch", "errors", "files", "init", "size"},
     {"ops"},
     {"nn"},
     {"optim"},

@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import rowmill
 from benchmarks import common
 from benchmarks.exchange.cells import Cell
+from rowmill._allocator import keep_freed_memory
 from rowmill.ctr.models.layers import mlp
 from rowmill.distributed import Pipeline, Ranks, RowCache, ShardedCollection
 from rowmill.distributed._exchange.exchange import Exchange
 from rowmill.distributed.meter import Meter
 from rowmill.nn import Feature
-from rowmill.train.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence

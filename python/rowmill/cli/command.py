@@ -401,9 +401,9 @@ def _train(parsed: argparse.Namespace) -> int:
         with extra("train"):
             from rich.console import Console
 
+        from rowmill._allocator import keep_freed_memory
         from rowmill.gnn.splits import train_splits
         from rowmill.train import train
-        from rowmill.train.allocator import keep_freed_memory
         from rowmill.train.ranks import is_first
         from rowmill.train.run import task_opener
 

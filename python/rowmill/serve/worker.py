@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rowmill import _core
+from rowmill._allocator import keep_freed_batches
 from rowmill.errors import InvalidInput, ServingError
 from rowmill.serve.preload import preload
 from rowmill.store import node_rows
@@ -124,6 +125,7 @@ def _add(parts: _Parts, bundle: BundleFiles, settings: ServeSettings) -> None:
     needs_torch = settings.role != "cpu" or not bundle.is_native()
     programs: Any = import_module("rowmill.serve.programs") if needs_torch else None
     if needs_torch and parts.device is None:
+        keep_freed_batches()
         # A variable that a user has set decides, as it does for torch.
         if settings.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             torch: Any = import_module("torch")
