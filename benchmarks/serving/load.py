@@ -28,6 +28,7 @@ class Load:
         slo_s: The timeout that they carry.
         senders: Number of senders of a closed loop; None: an open loop.
         rate: Requests per second of an open loop.
+        warm_up_s: Seconds before, whose requests count only in CPU time: connections are opened then.
     """
 
     model: str
@@ -36,6 +37,7 @@ class Load:
     slo_s: float
     senders: int | None = None
     rate: float | None = None
+    warm_up_s: float = 0.0
 
     def run(self, url: str, inside: tuple[str, ...] = ()) -> dict[str, Any]:
         """Send it; returns the report of `rowmill loadtest`."""
@@ -43,8 +45,15 @@ class Load:
         with tempfile.TemporaryDirectory(prefix="rowmill-") as folder:
             out = Path(folder) / "report.json"
             command = [*inside, sys.executable, "-m", "rowmill", "loadtest", url, self.model]
-            command += ["--requests", str(self.requests), *map(str, pace), "--warm-up", "0"]
-            command += ["--seconds", str(self.seconds), "--slo", str(self.slo_s)]
+            command += ["--requests", str(self.requests), *map(str, pace)]
+            command += [
+                "--warm-up",
+                str(self.warm_up_s),
+                "--seconds",
+                str(self.seconds),
+                "--slo",
+                str(self.slo_s),
+            ]
             command += ["--json", str(out)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if not out.exists():
