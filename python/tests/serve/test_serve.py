@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import threading
 import time
 import urllib.request
@@ -324,3 +325,23 @@ def test_rows_come_from_a_storage_node(bundles: Bundles, tmp_path: Path) -> None
                 for output, expected in answers.items():
                     torch.testing.assert_close(given[output], expected, rtol=1e-6, atol=1e-6)
             assert found.end() == 0
+
+
+def test_a_silent_storage_node_costs_requests_their_deadlines(
+    bundles: Bundles, tmp_path: Path
+) -> None:
+    inputs, answers = next(iter(bundles.requests("dlrm")))
+    with (
+        serving(bundles.folder / "dlrm/rows", tmp_path / "node") as (url, node),
+        worker(bundles.folder / "dlrm", *_ANY, "--rows", url) as found,
+    ):
+        address = found.addresses["http"]
+        node.send_signal(signal.SIGSTOP)
+        for _ in range(3):
+            with pytest.raises(InferenceServerException) as failed:
+                ask(address, "dlrm", inputs, timeout=300_000)
+            assert failed.value.status() == "504"
+        node.send_signal(signal.SIGCONT)
+        given = ask(address, "dlrm", inputs)
+        for output, expected in answers.items():
+            torch.testing.assert_close(given[output], expected, rtol=1e-6, atol=1e-6)

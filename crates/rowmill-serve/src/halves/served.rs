@@ -330,6 +330,15 @@ mod tests {
 
     const WAIT: std::time::Duration = std::time::Duration::from_secs(10);
 
+    async fn until(condition: impl Fn() -> bool) {
+        let wait = async {
+            while !condition() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(WAIT, wait).await.expect("it happens in time");
+    }
+
     #[tokio::test(flavor = "multi_thread")]
     async fn lookups_wait_until_batches_begin_or_requests_are_given_up() {
         let arena = Arena::new(1 << 20).unwrap();
@@ -343,15 +352,11 @@ mod tests {
             .collect();
         let looked_up = || served.metrics.cpu.run.count();
         // Two batches of one request.
-        while served.metrics.dense.waiting() < 2 {
-            tokio::task::yield_now().await;
-        }
-        assert_eq!((looked_up(), served.metrics.cpu.waiting()), (2, 2));
+        until(|| (served.metrics.dense.waiting(), served.metrics.cpu.waiting()) == (2, 2)).await;
+        assert_eq!(looked_up(), 2);
         let take = || tokio::task::block_in_place(|| program.take(WAIT).unwrap());
         let first = take();
-        while looked_up() < 3 {
-            tokio::task::yield_now().await;
-        }
+        until(|| looked_up() == 3).await;
         for request in asked.drain(..) {
             request.abort();
             assert!(request.await.unwrap_err().is_cancelled());
@@ -369,9 +374,7 @@ mod tests {
         let asked =
             tokio::spawn(async move { served.answer(given, None, [0; 16], Instant::now() + WAIT).await });
         // Its inputs are released when its lookups have run, and it waits for the dense half.
-        while arena.held_bytes() != 2 * 1024 * 8 {
-            tokio::task::yield_now().await;
-        }
+        until(|| arena.held_bytes() == 2 * 1024 * 8).await;
         asked.abort();
         assert!(asked.await.unwrap_err().is_cancelled());
         assert_eq!((program.queued(), arena.held_bytes()), (0, 0));
