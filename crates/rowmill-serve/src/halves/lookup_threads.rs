@@ -440,35 +440,19 @@ mod tests {
     }
 
     #[test]
-    fn the_last_part_of_a_request_runs_before_the_first_of_others() {
+    fn last_parts_run_before_first_parts_and_those_by_their_deadlines() {
         let fixture = Fixture::new(1, 10);
         let (release, blocked) = fixture.block();
         let (sender, order) = mpsc::channel();
-        let answers: Vec<_> = [(Part::First, 1), (Part::First, 2), (Part::Last, 3)]
+        let answers: Vec<_> = [(Part::First, 3), (Part::First, 1), (Part::First, 2), (Part::Last, 4)]
             .map(|(part, number)| {
                 let sender = sender.clone();
-                fixture.ask(part, LONG, move || sender.send(number).unwrap())
+                fixture.ask(part, LONG * number, move || sender.send(number).unwrap())
             })
             .into();
         release.send(()).unwrap();
         answers.into_iter().chain([blocked]).for_each(|answer| fixture.status(answer).unwrap());
-        assert_eq!(order.try_iter().collect::<Vec<_>>(), [3, 1, 2]);
-    }
-
-    #[test]
-    fn requests_run_in_the_order_of_their_deadlines() {
-        let fixture = Fixture::new(1, 10);
-        let (release, blocked) = fixture.block();
-        let (sender, order) = mpsc::channel();
-        let answers: Vec<_> = [3, 1, 2]
-            .map(|number| {
-                let sender = sender.clone();
-                fixture.ask(Part::First, LONG * number, move || sender.send(number).unwrap())
-            })
-            .into();
-        release.send(()).unwrap();
-        answers.into_iter().chain([blocked]).for_each(|answer| fixture.status(answer).unwrap());
-        assert_eq!(order.try_iter().collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(order.try_iter().collect::<Vec<_>>(), [4, 1, 2, 3]);
     }
 
     #[test]
