@@ -94,9 +94,15 @@ impl GroupTables {
             }
             Self::Node { rows, wait, names, dim } => {
                 let bags: Vec<(&str, IdBag<'_>)> = names.iter().map(String::as_str).zip(bags).collect();
-                let deadline = deadline.min(Instant::now() + *wait);
-                let pooled = rows.pool(&bags, *dim, out, row_stride, deadline);
-                pooled.map(drop).map_err(|error| of_node(&error))
+                let wait_end = Instant::now() + *wait;
+                let pooled = rows.pool(&bags, *dim, out, row_stride, deadline.min(wait_end));
+                pooled.map(drop).map_err(|error| match error {
+                    // A node that outlasts `wait` has failed, one that outlasts the request has made it late.
+                    HostError::TimedOut { .. } if deadline <= wait_end => {
+                        Failure::new(Status::Late, error.to_string())
+                    }
+                    error => of_node(&error),
+                })
             }
         }
     }
@@ -111,10 +117,6 @@ fn of_store(error: &StoreError) -> Failure {
 }
 
 fn of_node(error: &HostError) -> Failure {
-    let status = match error {
-        HostError::TimedOut { .. } => Status::Late,
-        _ if error.is_argument() => Status::Invalid,
-        _ => Status::Failed,
-    };
+    let status = if error.is_argument() { Status::Invalid } else { Status::Failed };
     Failure::new(status, error.to_string())
 }
