@@ -71,7 +71,7 @@ impl Group {
         self.advance(step);
         let lookups: usize = bags.iter().map(|(_, bag)| bag.ids.len()).sum();
         self.counters.count_call(Self::count_accesses(bags, times), lookups);
-        let holds: Vec<Piece> = bags
+        let pieces: Vec<Piece> = bags
             .iter()
             .enumerate()
             .flat_map(|(column, (_, bag))| {
@@ -86,51 +86,81 @@ impl Group {
             row_stride: placement.stride(dim),
             in_step: step.is_some(),
         };
+        // Where a call is spread over threads, every piece is a task. Else small features share the locks of all shards.
+        let hold_ids = if self.workers.share(lookups) { 1 } else { HOLD_IDS as usize };
+        let holds =
+            holds(pieces.iter().map(|piece| ids_of(&bags[piece.column].1, &piece.bags).len()), hold_ids);
         self.workers.try_for_each(lookups, holds.len(), |number| {
-            let rest = self.pool_resident(&matrix, &holds[number]);
-            if rest.bags.is_empty() { Ok(()) } else { self.pool_apart(&matrix, &rest) }
+            let mut left = &pieces[holds[number].clone()];
+            while !left.is_empty() {
+                let (mut done, rest) = self.pool_resident(&matrix, left);
+                if let Some(rest) = rest {
+                    self.pool_apart(&matrix, &rest)?;
+                    done += 1;
+                }
+                left = &left[done..];
+            }
+            Ok(())
         })
     }
 
-    /// Pool bags while all rows are in memory and no shard is being changed. Returns the remaining bags.
-    fn pool_resident(&self, matrix: &Matrix<'_>, hold: &Piece) -> Piece {
-        let Some(all) = self.try_read_all() else { return hold.clone() };
-        let (table, bag) = &matrix.bags[hold.column];
+    /// Pool pieces while all rows are in memory and no shard is being changed. Returns how many are done, and what is left of
+    /// the next one.
+    fn pool_resident(&self, matrix: &Matrix<'_>, hold: &[Piece]) -> (usize, Option<Piece>) {
+        let Some(all) = self.try_read_all() else { return (0, hold.first().cloned()) };
+        let mut rows: Vec<RowPtr> = Vec::new();
+        for (number, piece) in hold.iter().enumerate() {
+            let rest = self.pool_held(matrix, &all, piece, &mut rows);
+            if !rest.bags.is_empty() {
+                return (number, Some(rest));
+            }
+        }
+        (hold.len(), None)
+    }
+
+    /// Pool the bags of one piece, as far as their rows are in memory. Returns the remaining bags. `rows` is for scratch.
+    fn pool_held(
+        &self,
+        matrix: &Matrix<'_>,
+        all: &AllShards<'_>,
+        piece: &Piece,
+        rows: &mut Vec<RowPtr>,
+    ) -> Piece {
+        let (table, bag) = &matrix.bags[piece.column];
         if let IdRange::Dense { rows } = table.spec.ids
-            && let Some(firsts) = rows_in_order(&self.core, &all, table)
+            && let Some(firsts) = rows_in_order(&self.core, all, table)
         {
             let array = RowArray { firsts: &firsts, stride: self.core.layout.stride, rows };
             // SAFETY: every id of the table's range has a row at this address, which the read locks keep in
             // place and unwritten. `out` has room for the feature's last bag (checked), and no two pieces
             // write the same floats.
             let has_all = unsafe {
-                let out = matrix.first_of(hold);
-                out.pool_array(&array, bag, hold.bags.clone(), &self.core.layout, matrix.row_stride)
+                let out = matrix.first_of(piece);
+                out.pool_array(&array, bag, piece.bags.clone(), &self.core.layout, matrix.row_stride)
             };
             // An id outside the range becomes an error where the ids are checked.
-            let begin = if has_all { hold.bags.end } else { hold.bags.start };
-            return Piece { column: hold.column, bags: begin..hold.bags.end };
+            let begin = if has_all { piece.bags.end } else { piece.bags.start };
+            return Piece { column: piece.column, bags: begin..piece.bags.end };
         }
         let piece_ids = (PIECE_BYTES / self.core.layout.stride).max(1) as i64;
         // The padding id has no row and must not be looked up.
-        let residents = if bag.padding.is_none() { Residents::new(&self.core, &all, table) } else { None };
-        let mut rows: Vec<RowPtr> = Vec::new();
-        for bags in pieces(bag, hold.bags.clone(), piece_ids) {
+        let residents = if bag.padding.is_none() { Residents::new(&self.core, all, table) } else { None };
+        for bags in pieces(bag, piece.bags.clone(), piece_ids) {
             let ids = &bag.ids[ids_of(bag, &bags)];
             rows.clear();
             rows.resize(ids.len(), std::ptr::null());
             let found = match &residents {
-                Some(residents) => residents.find(ids, &mut rows),
-                None => self.find_resident(&all, matrix, hold.column, ids, &mut rows),
+                Some(residents) => residents.find(ids, rows),
+                None => self.find_resident(all, matrix, piece.column, ids, rows),
             };
             if found.is_err() {
-                return Piece { column: hold.column, bags: bags.start..hold.bags.end };
+                return Piece { column: piece.column, bags: bags.start..piece.bags.end };
             }
             // SAFETY: these are the rows of the piece's ids, which the read locks keep in place and
             // unwritten.
-            unsafe { self.pool_found(matrix, &Piece { column: hold.column, bags }, &rows) };
+            unsafe { self.pool_found(matrix, &Piece { column: piece.column, bags }, rows) };
         }
-        Piece { column: hold.column, bags: hold.bags.end..hold.bags.end }
+        Piece { column: piece.column, bags: piece.bags.end..piece.bags.end }
     }
 
     /// Write the addresses of rows by lookup. Entries of padding are not written: they stay null.
@@ -208,6 +238,25 @@ fn pieces(bag: &IdBag<'_>, bags: Range<usize>, ids_max: i64) -> Vec<Range<usize>
     pieces
 }
 
+/// Ranges of consecutive pieces, given their numbers of ids, that have at most `ids_max` ids together, or are one piece.
+fn holds(ids: impl Iterator<Item = usize>, ids_max: usize) -> Vec<Range<usize>> {
+    let mut holds: Vec<Range<usize>> = Vec::new();
+    let mut held = 0;
+    for (number, ids) in ids.enumerate() {
+        match holds.last_mut() {
+            Some(hold) if held + ids <= ids_max => {
+                hold.end = number + 1;
+                held += ids;
+            }
+            _ => {
+                holds.push(number..number + 1);
+                held = ids;
+            }
+        }
+    }
+    holds
+}
+
 /// The range of ids of some bags.
 fn ids_of(bag: &IdBag<'_>, bags: &Range<usize>) -> Range<usize> {
     bag.offsets[bags.start] as usize..bag.offsets[bags.end] as usize
@@ -229,5 +278,12 @@ mod tests {
         assert_eq!(pieces(&bag, 1..3, 1), [1..2, 2..3]);
         assert_eq!(pieces(&bag, 0..6, 100).len(), 1);
         assert!(pieces(&bag, 6..6, 5).is_empty());
+    }
+
+    #[test]
+    fn holds_have_as_many_pieces_as_fit_and_at_least_one() {
+        assert_eq!(holds([3, 2, 0, 6, 1, 4].into_iter(), 5), [0..3, 3..4, 4..6]);
+        assert_eq!(holds([3, 2, 0, 6].into_iter(), 0), [0..1, 1..2, 2..3, 3..4]);
+        assert!(holds([].into_iter(), 5).is_empty());
     }
 }
