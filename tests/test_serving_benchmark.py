@@ -20,6 +20,7 @@ from benchmarks.claims import Claim, verdicts
 from benchmarks.serving import cells as kept
 from benchmarks.serving.bundles import names, weights
 from benchmarks.serving.cells import Cells
+from benchmarks.serving.floor import floor, simulate
 from benchmarks.serving.large import parse
 from benchmarks.serving.load import program_cpu_s
 from benchmarks.serving.overload import padded
@@ -163,7 +164,25 @@ def test_the_best_form_of_each_server_is_compared() -> None:
     assert made.summary["peers_rate_over_fastapi"] == 4
     assert made.summary["peers_rate_over_plain_fastapi"] == 8
     assert made.summary["peers_rate_over_mosec"] == 2
-    assert made.summary["calm_p99_ms"] == 8
+    assert made.summary["calm_rowmill_1_p99_ms"] == 8
+
+
+def test_an_ideal_server_answers_on_the_core_that_is_free_first() -> None:
+    steady = [(at / 10, at / 10 + 0.1) for at in range(100)]
+    # A core that is stopped for a second, and works at half speed afterwards.
+    stopped = [(0.0, 1.0), *((at / 5, at / 5 + 0.2) for at in range(5, 50))]
+    assert simulate([steady, stopped], [0.0, 0.0, 0.0, 0.0]) == pytest.approx([0.1, 1.0, 0.2, 0.3])
+    assert simulate([stopped], [2.0, 2.1]) == pytest.approx([0.2, 0.3])
+    # The last unit stands for all later ones.
+    assert simulate([steady], [20.0]) == pytest.approx([0.1])
+
+
+def test_the_floor_is_measured_on_all_cores() -> None:
+    found = floor(1e-3, 0.5, 0.5, seed=1)
+    latency = found["report"]["latency_ms"]
+    assert found["capacity_per_s"] > 0
+    assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"]
+    assert found["report"]["counts"]["in_time"] > 0
 
 
 def test_overload_is_compared_with_the_capacity_of_its_round() -> None:
@@ -197,9 +216,9 @@ def test_verdicts_name_each_figure_of_a_claim() -> None:
     summary = {
         "L_sequential_shm_over_all": 1.2,
         "L_sequential_tcp_over_all": 1.4,
-        "calm_p50_ms": 1.0,
+        "calm_rowmill_1_p50_ms": 1.0,
     }
-    claims = (Claim("*_sequential_*_over_all", most=1.38), Claim("calm_p99_ms", most=10))
+    claims = (Claim("*_sequential_*_over_all", most=1.38), Claim("calm_*_p99_ms", most=10))
     assert verdicts(summary, claims) == [
         ("L_sequential_shm_over_all", 1.2, True),
         ("L_sequential_tcp_over_all", 1.4, False),

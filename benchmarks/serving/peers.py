@@ -1,12 +1,13 @@
 """One process of rowmill and other servers, asked for the same answers of the same model."""
 
-import statistics
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import safetensors.torch
 
+from benchmarks.serving.floor import floor
 from benchmarks.serving.load import Load, measured, warm_up
 from benchmarks.serving.part import Part, rotated
 from benchmarks.serving.peer_servers import PEERS, check, install, peer, write_model
@@ -17,19 +18,41 @@ from benchmarks.serving.worker import Worker, worker
 LOAD = 0.7
 """Share of our capacity at which latency is measured."""
 _SLO_S = 1.0
-OURS = {"rowmill_1": (1, 1), "rowmill_2": (1, 2), "rowmill_2x1": (2, 1)}
-"""Our server: batches that run at once, and threads of torch for each."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How our server runs.
+
+    Attributes:
+        batches: Batches that run at once.
+        threads: Threads of torch for each.
+        flags: Further settings.
+    """
+
+    batches: int
+    threads: int
+    flags: tuple[str, ...] = ()
+
+
+OURS = {
+    "rowmill_1": Form(1, 1),
+    "rowmill_1_16": Form(1, 1, ("--batch-requests", "16", "--network-threads", "1")),
+    "rowmill_2": Form(1, 2),
+    "rowmill_2x1": Form(2, 1),
+}
 DEFAULT = "rowmill_2x1"
 """As `rowmill serve` starts on two cores."""
+IDEAL = "ideal"
+"""Not a server: what the machine allows."""
 _WARM_UP_S = 1.0
 
 
 def peers(part: Part) -> None:
-    """Requests per second of each server, then the latency of our default form at a share of its rate."""
+    """Requests per second of each server. After each of ours, its latency at a share of this rate."""
     settings, requests = part.settings, part.bundles.requests(CLICKS)
     names = [*OURS, *(server.name for server in PEERS)]
     load = Load(CLICKS.name, requests, settings.loaded_s, _SLO_S, senders=SENDERS)
-    rates: dict[str, list[float]] = {name: [] for name in OURS}
     with ExitStack() as stack:
         started: dict[str, Worker] = {}
 
@@ -45,13 +68,25 @@ def peers(part: Part) -> None:
                     lambda name=name: ask(name, load), part="peers", way=name, round=number
                 )
                 if name in OURS:
-                    rates[name].append(cell["report"]["goodput_per_s"])
-        rate = LOAD * statistics.median(rates[DEFAULT])
-        calm = Load(
-            CLICKS.name, requests, settings.loaded_s, _SLO_S, rate=rate, warm_up_s=_WARM_UP_S
-        )
-        for number in range(settings.rounds):
-            part.cells.measure(lambda: ask(DEFAULT, calm), part="calm", way=DEFAULT, round=number)
+                    # At once: an hour later this machine may be a quarter faster or slower.
+                    rate = LOAD * cell["report"]["goodput_per_s"]
+                    calm = replace(load, senders=None, rate=rate, warm_up_s=_WARM_UP_S)
+                    part.cells.measure(
+                        lambda name=name, calm=calm: ask(name, calm),
+                        part="calm",
+                        way=name,
+                        round=number,
+                    )
+                if name == DEFAULT:
+                    request_s = cell["cores"] / cell["report"]["goodput_per_s"]
+                    part.cells.measure(
+                        lambda request_s=request_s, number=number: floor(
+                            request_s, LOAD, settings.loaded_s, seed=number
+                        ),
+                        part="calm",
+                        way=IDEAL,
+                        round=number,
+                    )
 
 
 @contextmanager
@@ -69,9 +104,9 @@ def _servers(part: Part) -> Generator[dict[str, Worker]]:
     patient = Load(CLICKS.name, requests, 2.0, 60.0, senders=2)
     with ExitStack() as stack:
         found: dict[str, Worker] = {}
-        for name, (batches, threads) in OURS.items():
-            command = [bundle, *flags, "--dense-batches", str(batches)]
-            started = worker(command, part.folder / f"{name}.log", threads=threads)
+        for name, form in OURS.items():
+            command = [bundle, *flags, "--dense-batches", str(form.batches), *form.flags]
+            started = worker(command, part.folder / f"{name}.log", threads=form.threads)
             found[name] = stack.enter_context(started)
         for server in PEERS:
             started = peer(server, packages, model, part.folder / f"{server.name}.log")
