@@ -7,6 +7,8 @@ import argparse
 import signal
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,9 +22,11 @@ from benchmarks.serving.large import large
 from benchmarks.serving.overload import overload
 from benchmarks.serving.part import Part
 from benchmarks.serving.peers import peers
-from benchmarks.serving.settings import FULL, QUICK
+from benchmarks.serving.settings import FULL, QUICK, Settings
+from benchmarks.serving.shapes import SPLIT
 from benchmarks.serving.split import split
 from benchmarks.serving.summary import AIMS, CLAIMS, summarize
+from benchmarks.serving.ways import WAYS
 
 PARTS = ("crossing", "sequential", "saturated", "peers", "large", "overload")
 """`saturated` begins with `sequential`."""
@@ -44,7 +48,7 @@ def main() -> None:
     arguments = _arguments()
     benchmark = common.Benchmark(common.settings(arguments))
     quick, seed = benchmark.settings.quick, benchmark.settings.seed
-    settings = QUICK if quick else FULL
+    settings = _chosen(QUICK if quick else FULL, arguments)
     cells = Cells(
         arguments.folder / f"cells-{'quick' if quick else 'full'}",
         {"rows": settings.rows, "count": settings.count, "seed": seed, "settings": repr(settings)},
@@ -67,20 +71,33 @@ def main() -> None:
     benchmark.write()
 
 
+def _chosen(settings: Settings, arguments: argparse.Namespace) -> Settings:
+    """Settings with the models and ways that are asked for."""
+    models = tuple(shape for shape in settings.models if shape.name in arguments.models)
+    ways = tuple(way for way in settings.ways if way in ("all", *arguments.ways))
+    return replace(settings, models=models, ways=ways)
+
+
 def _arguments() -> argparse.Namespace:
     parser = common.argument_parser(__doc__)
 
-    def names(text: str) -> list[str]:
-        given = text.split(",")
-        if unknown := set(given) - set(PARTS):
-            raise argparse.ArgumentTypeError(
-                f"no part {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}"
-            )
-        return [name for name in PARTS if name in given]
+    def some_of(known: Sequence[str], what: str) -> Callable[[str], list[str]]:
+        def names(text: str) -> list[str]:
+            given = text.split(",")
+            if unknown := set(given) - set(known):
+                raise argparse.ArgumentTypeError(
+                    f"no {what} {', '.join(sorted(unknown))}: there are {', '.join(known)}"
+                )
+            return [name for name in known if name in given]
 
-    parser.add_argument(
-        "--only", type=names, default=list(PARTS), help="parts, with commas (default: all)"
-    )
+        return names
+
+    def add(flag: str, known: Sequence[str], what: str, text: str) -> None:
+        parser.add_argument(flag, type=some_of(known, what), default=list(known), help=text)
+
+    add("--only", PARTS, "part", "parts, with commas (default: all)")
+    add("--models", [shape.name for shape in SPLIT], "model", "models in two halves (default: all)")
+    add("--ways", WAYS, "way", "how they are served, beside `all` (default: all ways)")
     parser.add_argument(
         "--folder",
         type=Path,
