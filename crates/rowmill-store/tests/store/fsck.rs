@@ -376,13 +376,17 @@ fn an_index_entry_with_the_row_of_another_id_is_dropped() {
     let whole = content(&memory_of(&files));
     let delta = files.get_mut("index-5.delta").unwrap();
     // The header of the file is 16 bytes, that of the frame 8. A record is id, category and row number.
-    let (one, other) = (24, 40);
-    let id = u64::from_le_bytes(delta[one..one + 8].try_into().unwrap());
-    let category = delta[one + 8];
-    assert_eq!(category, delta[other + 8], "records of one table");
+    let length = u32::from_le_bytes(delta[16..20].try_into().unwrap()) as usize;
+    assert_eq!(delta.len(), 24 + length, "one frame");
+    let key = |at: usize| (delta[at + 8], u64::from_le_bytes(delta[at..at + 8].try_into().unwrap()));
+    // The last two ids of a table: a row that was written again has a later record.
+    let other = 8 + length;
+    let records = (24..other).step_by(16).rev();
+    let mut of_table = records.filter(|&at| key(at).0 == key(other).0 && key(at) != key(other));
+    let one = of_table.next().unwrap();
+    let (category, id) = key(one);
     delta.copy_within(other + 12..other + 16, one + 12);
     let crc = rowmill_io::crc32c(&0_u64.to_le_bytes());
-    let length = u32::from_le_bytes(delta[16..20].try_into().unwrap()) as usize;
     let crc =
         rowmill_io::crc32c_append(rowmill_io::crc32c_append(crc, &delta[16..20]), &delta[24..24 + length]);
     delta[20..24].copy_from_slice(&crc.to_le_bytes());
