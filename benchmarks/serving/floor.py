@@ -65,7 +65,7 @@ def simulate(units: Sequence[Units], arrivals: Iterable[float]) -> list[float]:
     for arrival in arrivals:
         free_at, core = heapq.heappop(free)
         begin = max(free_at, arrival)
-        # The unit that begins next, whose core may have had other work before.
+        # The unit that begins next: a stop of the core that is under way is left out, so that the result is no overestimate.
         number = min(bisect_left(begins[core], begin), len(begins[core]) - 1)
         end = begin + units[core][number][1] - units[core][number][0]
         latencies.append(end - arrival)

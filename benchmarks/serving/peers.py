@@ -68,7 +68,7 @@ def peers(part: Part) -> None:
                     lambda name=name: ask(name, load), part="peers", way=name, round=number
                 )
                 if name in OURS:
-                    # At once: an hour later this machine may be a quarter faster or slower.
+                    # At once, because the speed of a machine may change during a run.
                     rate = LOAD * cell["report"]["goodput_per_s"]
                     calm = replace(load, senders=None, rate=rate, warm_up_s=_WARM_UP_S)
                     part.cells.measure(
