@@ -202,11 +202,11 @@ impl DirectIndex {
     #[inline]
     fn set_word(&mut self, local: usize, word: u32) {
         let old = std::mem::replace(&mut self.locations[local], word);
-        if let Some(slot) = Location::slot_of_stored(old) {
+        if let Some(slot) = Location::of_stored(old).and_then(Location::slot) {
             self.resident -= 1;
             self.in_order -= usize::from(self.is_in_order(local, slot));
         }
-        if let Some(slot) = Location::slot_of_stored(word) {
+        if let Some(slot) = Location::of_stored(word).and_then(Location::slot) {
             if self.resident == 0 {
                 self.first_slot = slot.wrapping_sub(local as u32);
             }

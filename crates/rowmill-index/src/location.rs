@@ -53,10 +53,10 @@ impl Location {
         self.0 + 1
     }
 
-    /// The slot that a word of an index names, which is zero where there is no row.
+    /// The location in a word of an index. `None` where there is no row: the word is zero.
     #[inline]
-    pub fn slot_of_stored(word: u32) -> Option<u32> {
-        if word == 0 { None } else { Self::from_stored(word).slot() }
+    pub fn of_stored(word: u32) -> Option<Self> {
+        if word == 0 { None } else { Some(Self::from_stored(word)) }
     }
 
     /// The location of a word an index entry keeps, which must not be zero.

@@ -104,7 +104,7 @@ impl TableIndex {
         }
     }
 
-    /// The words of a dense range by position in the shard, for [`Location::slot_of_stored`].
+    /// The words of a dense range by position in the shard, for [`Location::of_stored`].
     #[inline]
     pub fn dense_locations(&self) -> Option<&[u32]> {
         match self {

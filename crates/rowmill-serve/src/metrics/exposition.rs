@@ -145,6 +145,14 @@ impl Exposition {
         for (model, lookups) in &found {
             family.counter(&[("model", *model)], lookups.cold)?;
         }
+        let (name, help) = (
+            "rowmill_serve_lookups_apart",
+            "Ids pooled on a slower path, with rows that had to be read from the device",
+        );
+        let mut family = Family(encoder.encode_descriptor(name, help, None, MetricType::Counter)?);
+        for (model, lookups) in &found {
+            family.counter(&[("model", *model)], lookups.apart)?;
+        }
         Ok(())
     }
 }

@@ -44,6 +44,8 @@ pub(crate) struct Lookups {
     pub(crate) rows: u64,
     /// Those that were read from the device.
     pub(crate) cold: u64,
+    /// Ids pooled on a slower path.
+    pub(crate) apart: u64,
 }
 
 impl ModelMetrics {
@@ -74,7 +76,7 @@ impl ModelMetrics {
     /// Lookups so far, warm-up included; `None` where the model has no rows here.
     pub(crate) fn lookups(&self) -> Option<Lookups> {
         let stats = self.rows.get()?.stats();
-        Some(Lookups { rows: stats.rows_looked_up, cold: stats.cold_reads })
+        Some(Lookups { rows: stats.rows_looked_up, cold: stats.cold_reads, apart: stats.lookups_apart })
     }
 
     /// Its halves with their names.

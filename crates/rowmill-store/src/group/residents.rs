@@ -2,7 +2,7 @@
 //! count uses.
 
 use rowmill_index::{
-    Compare, Found, HashIndex, Location, Plain, TableIndex, dense_shard_of, prefetch, shard_and_hash_of,
+    Compare, HashIndex, Location, Plain, TableIndex, dense_shard_of, prefetch, shard_and_hash_of,
 };
 use rowmill_kernels::RowPtr;
 use rowmill_rows::IdRange;
@@ -13,7 +13,7 @@ use crate::table::TableState;
 #[cfg(target_arch = "x86_64")]
 use rowmill_index::Avx512;
 
-/// The row is not in memory.
+/// A row is on the device only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Absent;
 
@@ -41,7 +41,7 @@ pub(crate) struct Residents<'a> {
 /// The table's index, by shard.
 enum Index<'a> {
     Hash(Vec<&'a HashIndex>),
-    /// Words for [`Location::slot_of_stored`], by position in the shard.
+    /// Words for [`Location::of_stored`], by position in the shard.
     Dense(Vec<&'a [u32]>),
 }
 
@@ -63,11 +63,12 @@ impl<'a> Residents<'a> {
         })
     }
 
-    /// Write the addresses of the rows of `ids`.
+    /// Write the addresses of the rows of `ids`: null where an id has no row, or is outside the table's range. Returns the
+    /// number of these.
     ///
     /// # Errors
-    /// [`Absent`] if a row is not in memory or an id is outside the table's range.
-    pub(crate) fn find(&self, ids: &[u64], rows: &mut [RowPtr]) -> Result<(), Absent> {
+    /// [`Absent`] if a row is not in memory.
+    pub(crate) fn find(&self, ids: &[u64], rows: &mut [RowPtr]) -> Result<usize, Absent> {
         debug_assert_eq!(ids.len(), rows.len());
         match &self.index {
             Index::Dense(locations) => self.find_dense(locations, ids, rows),
@@ -83,7 +84,7 @@ impl<'a> Residents<'a> {
         }
     }
 
-    fn find_dense(&self, locations: &[&[u32]], ids: &[u64], rows: &mut [RowPtr]) -> Result<(), Absent> {
+    fn find_dense(&self, locations: &[&[u32]], ids: &[u64], rows: &mut [RowPtr]) -> Result<usize, Absent> {
         let bits = locations.len().ilog2();
         let position_of = |id: u64| (dense_shard_of(id, locations.len()), (id >> bits) as usize);
         let prefetch_of = |id: u64| {
@@ -91,15 +92,16 @@ impl<'a> Residents<'a> {
             prefetch(locations[shard].as_ptr().wrapping_add(position));
         };
         ids.iter().take(AHEAD).for_each(|&id| prefetch_of(id));
+        let mut missing = 0;
         for (number, (&id, row)) in ids.iter().zip(rows).enumerate() {
             if let Some(&later) = ids.get(number + AHEAD) {
                 prefetch_of(later);
             }
             let (shard, position) = position_of(id);
             let word = locations[shard].get(position).copied().unwrap_or_default();
-            *row = self.row(shard, Location::slot_of_stored(word).ok_or(Absent)?);
+            *row = self.row_of(shard, Location::of_stored(word), &mut missing)?;
         }
-        Ok(())
+        Ok(missing)
     }
 
     /// # Safety
@@ -111,7 +113,7 @@ impl<'a> Residents<'a> {
         indexes: &[&HashIndex],
         ids: &[u64],
         rows: &mut [RowPtr],
-    ) -> Result<(), Absent> {
+    ) -> Result<usize, Absent> {
         // SAFETY: by the contract of this function.
         unsafe { self.find_hashed::<Avx512>(indexes, ids, rows) }
     }
@@ -124,7 +126,7 @@ impl<'a> Residents<'a> {
         indexes: &[&HashIndex],
         ids: &[u64],
         rows: &mut [RowPtr],
-    ) -> Result<(), Absent> {
+    ) -> Result<usize, Absent> {
         let home_of = |id: u64| {
             let home = shard_and_hash_of(id, indexes.len());
             indexes[home.0 as usize].prefetch(home.1);
@@ -134,7 +136,7 @@ impl<'a> Residents<'a> {
         for (&id, home) in ids.iter().zip(&mut homes) {
             *home = home_of(id);
         }
-        let mut beyond = Vec::new();
+        let (mut beyond, mut missing) = (Vec::new(), 0);
         for (number, (&id, row)) in ids.iter().zip(&mut *rows).enumerate() {
             let home = &mut homes[number % AHEAD];
             let (shard, hash) = *home;
@@ -143,7 +145,7 @@ impl<'a> Residents<'a> {
             }
             // SAFETY: by the contract of this function.
             if let Ok(found) = unsafe { indexes[shard as usize].find_near::<C>(id, hash) } {
-                *row = self.row_of(shard, found)?;
+                *row = self.row_of(shard as usize, found.map(|found| found.location), &mut missing)?;
             } else {
                 beyond.push((number, shard, hash));
             }
@@ -151,23 +153,28 @@ impl<'a> Residents<'a> {
         for (number, shard, hash) in beyond {
             // SAFETY: by the contract of this function.
             let found = unsafe { indexes[shard as usize].find_beyond::<C>(ids[number], hash) };
-            rows[number] = self.row_of(shard, found)?;
+            let location = found.map(|found| found.location);
+            rows[number] = self.row_of(shard as usize, location, &mut missing)?;
         }
-        Ok(())
+        Ok(missing)
     }
 
-    /// The row of an entry of the hash index.
+    /// The row at a location; null, and counted as `missing`, where an id has none. It is not prefetched: kernels prefetch the
+    /// rows that they read. Prefetching them here as well made lookups of 64 weights and more slower, and those of 16 no
+    /// faster.
     #[inline(always)]
-    fn row_of(&self, shard: u32, found: Option<Found>) -> Result<RowPtr, Absent> {
-        let slot = found.and_then(|found| found.location.slot()).ok_or(Absent)?;
-        Ok(self.row(shard as usize, slot))
-    }
-
-    /// The row in a slot. It is not prefetched: kernels prefetch the rows that they read. Prefetching them here as well made
-    /// lookups of 64 weights and more slower, and those of 16 no faster.
-    #[inline(always)]
-    fn row(&self, shard: usize, slot: u32) -> RowPtr {
-        self.first[shard].wrapping_byte_add(slot as usize * self.stride)
+    fn row_of(
+        &self,
+        shard: usize,
+        location: Option<Location>,
+        missing: &mut usize,
+    ) -> Result<RowPtr, Absent> {
+        let Some(location) = location else {
+            *missing += 1;
+            return Ok(std::ptr::null());
+        };
+        let slot = location.slot().ok_or(Absent)?;
+        Ok(self.first[shard].wrapping_byte_add(slot as usize * self.stride))
     }
 }
 
@@ -209,7 +216,7 @@ mod tests {
 
     fn in_order(table: &Table) -> bool {
         let group = table.group();
-        rows_in_order(&group.core, &group.try_read_all().unwrap(), table.state()).is_some()
+        rows_in_order(&group.core, &group.read_all().unwrap(), table.state()).is_some()
     }
 
     /// Evaluation gives the same result as the training lookup, which deduplicates ids.

@@ -1,12 +1,14 @@
 //! Pooled lookups that change nothing: evaluation and serving.
 //!
 //! Deduplicating ids costs as much as the rest of a lookup. Without a backward and clocks it is not needed:
-//! ids are looked up in their order and pooled while the locks are held. If bags need a cold row, a missing
-//! row or a shard that is being changed, they take the path of training lookups.
+//! ids are looked up in their order and pooled while the locks are held. Bags that need a cold row take the path of training
+//! lookups.
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
+use rowmill_index::Found;
 use rowmill_kernels::{RowArray, RowBags, RowPtr};
 use rowmill_rows::{IdBag, IdRange};
 
@@ -42,6 +44,15 @@ impl Matrix<'_> {
         // SAFETY: `out` has room for every bag of every feature.
         unsafe { self.out.add(self.firsts[piece.column] + piece.bags.start * self.row_stride) }
     }
+}
+
+/// Memory that pieces use one after another.
+#[derive(Default)]
+struct Scratch {
+    /// Addresses of rows by lookup.
+    rows: Vec<RowPtr>,
+    /// Initial weights of missing rows.
+    initial: Vec<f32>,
 }
 
 /// Some bags of one feature.
@@ -95,6 +106,8 @@ impl Group {
             while !left.is_empty() {
                 let (mut done, rest) = self.pool_resident(&matrix, left);
                 if let Some(rest) = rest {
+                    let ids = ids_of(&bags[rest.column].1, &rest.bags).len();
+                    self.counters.lookups_apart.fetch_add(ids as u64, Relaxed);
                     self.pool_apart(&matrix, &rest)?;
                     done += 1;
                 }
@@ -104,13 +117,12 @@ impl Group {
         })
     }
 
-    /// Pool pieces while all rows are in memory and no shard is being changed. Returns how many are done, and what is left of
-    /// the next one.
+    /// Pool pieces until one needs a row that is not in memory. Returns how many are done, and what is left of the next one.
     fn pool_resident(&self, matrix: &Matrix<'_>, hold: &[Piece]) -> (usize, Option<Piece>) {
-        let Some(all) = self.try_read_all() else { return (0, hold.first().cloned()) };
-        let mut rows: Vec<RowPtr> = Vec::new();
+        let Some(all) = self.read_all() else { return (0, hold.first().cloned()) };
+        let mut scratch = Scratch::default();
         for (number, piece) in hold.iter().enumerate() {
-            let rest = self.pool_held(matrix, &all, piece, &mut rows);
+            let rest = self.pool_held(matrix, &all, piece, &mut scratch);
             if !rest.bags.is_empty() {
                 return (number, Some(rest));
             }
@@ -118,13 +130,13 @@ impl Group {
         (hold.len(), None)
     }
 
-    /// Pool the bags of one piece, as far as their rows are in memory. Returns the remaining bags. `rows` is for scratch.
+    /// Pool the bags of one piece, as far as no row has to be read from the device. Returns the remaining bags.
     fn pool_held(
         &self,
         matrix: &Matrix<'_>,
         all: &AllShards<'_>,
         piece: &Piece,
-        rows: &mut Vec<RowPtr>,
+        Scratch { rows, initial }: &mut Scratch,
     ) -> Piece {
         let (table, bag) = &matrix.bags[piece.column];
         if let IdRange::Dense { rows } = table.spec.ids
@@ -153,17 +165,24 @@ impl Group {
                 Some(residents) => residents.find(ids, rows),
                 None => self.find_resident(all, matrix, piece.column, ids, rows),
             };
-            if found.is_err() {
+            let missing = found.and_then(|missing| {
+                if missing > 0 { self.initialize_missing(table, bag, ids, rows, initial) } else { Ok(()) }
+            });
+            if missing.is_err() {
                 return Piece { column: piece.column, bags: bags.start..piece.bags.end };
             }
-            // SAFETY: these are the rows of the piece's ids, which the read locks keep in place and
-            // unwritten.
+            // SAFETY: these are the rows of the piece's ids. The read locks keep those of the store in place and unwritten;
+            // the others are in `initial`.
             unsafe { self.pool_found(matrix, &Piece { column: piece.column, bags }, rows) };
         }
         Piece { column: piece.column, bags: piece.bags.end..piece.bags.end }
     }
 
-    /// Write the addresses of rows by lookup. Entries of padding are not written: they stay null.
+    /// Write the addresses of rows by lookup. Entries of padding and of missing rows are not written: they stay null. Returns
+    /// the number of missing rows.
+    ///
+    /// # Errors
+    /// [`Absent`] if a row is not in memory.
     fn find_resident(
         &self,
         mut all: &AllShards<'_>,
@@ -171,18 +190,52 @@ impl Group {
         column: usize,
         ids: &[u64],
         rows: &mut [RowPtr],
-    ) -> Result<(), Absent> {
+    ) -> Result<usize, Absent> {
         let (table, IdBag { padding, .. }) = &matrix.bags[column];
         let key = |(position, &id)| Key::new(table.local, table.spec.ids, id, position, self.shards.len());
         let keys: Vec<Key> = (0..).zip(ids).filter(|&(_, &id)| *padding != Some(id)).map(key).collect();
+        let mut missing = 0;
         walk(&self.core, &mut all, &keys, |all, key, found| {
-            let (entry, slot) =
-                found.and_then(|found| Some((found.entry, found.location.slot()?))).ok_or(Absent)?;
+            let Some(Found { entry, location }) = found else {
+                missing += 1;
+                return Ok(());
+            };
+            let slot = location.slot().ok_or(Absent)?;
             let shard = all.shard(key);
             shard.touch(key.table, entry, slot, matrix.in_step);
             rows[key.position as usize] = shard.row(&self.core, slot).cast_const();
             Ok(())
-        })
+        })?;
+        Ok(missing)
+    }
+
+    /// Write the initial weights of missing rows to `initial`, and their addresses to `rows`, where they are null.
+    ///
+    /// # Errors
+    /// [`Absent`] if an id is outside the table's range, or the weights take more memory than a piece may: ids are checked and
+    /// memory is claimed on the other path.
+    fn initialize_missing(
+        &self,
+        table: &TableState,
+        bag: &IdBag<'_>,
+        ids: &[u64],
+        rows: &mut [RowPtr],
+        initial: &mut Vec<f32>,
+    ) -> Result<(), Absent> {
+        let width = self.core.layout.state_offset() / 4;
+        let missing: Vec<usize> =
+            (0..ids.len()).filter(|&at| rows[at].is_null() && bag.padding != Some(ids[at])).collect();
+        if missing.len() * width * 4 > PIECE_BYTES {
+            return Err(Absent);
+        }
+        initial.clear();
+        initial.resize(missing.len() * width, 0.0);
+        for (&at, weights) in missing.iter().zip(initial.chunks_exact_mut(width)) {
+            Self::check_ids(table, &ids[at..=at]).map_err(|_| Absent)?;
+            self.core.initialize_weights(table, ids[at], weights);
+            rows[at] = weights.as_ptr();
+        }
+        Ok(())
     }
 
     /// Pool the bags of one piece.

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use rowmill_rows::Dtype;
 
 use crate::error::StoreError;
-use crate::group::{Absent, AllShards, ColdReading, Group, Locked, Residents, walk};
+use crate::group::{Absent, AllShards, ColdReading, Group, Locked, Residents, ShardCell, walk};
 use crate::shard::{Miss, Reason};
 use crate::table::{Key, Keys, TableIds, TableState, copy_floats, join_weights};
 use crate::threads::Scatter;
@@ -15,6 +15,9 @@ pub(crate) const PIECE_ROWS: usize = 2048;
 
 /// Rows found and then copied together: their addresses take 4 KiB.
 const FOUND_ROWS: usize = 512;
+
+/// How often locks of all shards are tried.
+const ATTEMPTS: usize = 64;
 
 /// Which floats of a row are read.
 #[derive(Clone, Copy, Debug)]
@@ -99,12 +102,12 @@ impl Group {
     /// Copy the rows of `ids` that are in memory; the first id is at position `first`. Returns the others as
     /// misses.
     ///
-    /// Rows are visited in the order of the ids, so that the output is written in order. If a shard is being
-    /// changed, rows are visited shard by shard: then this waits for one shard while it reads the others.
+    /// Rows are visited in the order of the ids, so that the output is written in order. If shards are changed all the time,
+    /// rows are visited shard by shard.
     fn read_piece(&self, read: &Read<'_>, first: usize, ids: &[u64]) -> Vec<Miss> {
         let mut misses = Vec::new();
         let &TableState { local, ref spec, .. } = read.table;
-        let Some(all) = self.try_read_all() else {
+        let Some(all) = self.read_all() else {
             let ids = TableIds { table: local, range: spec.ids, ids };
             let keys = Keys::new(&[ids], first, self.shards.len(), None);
             for (shard, cell) in self.shards.iter().enumerate() {
@@ -125,7 +128,7 @@ impl Group {
         misses
     }
 
-    /// Copy the rows of `ids`, if all are in memory and no shard counts uses.
+    /// Copy the rows of `ids`, if all exist and are in memory, and no shard counts uses.
     fn read_all_resident(
         &self,
         read: &Read<'_>,
@@ -141,7 +144,9 @@ impl Group {
         };
         for (number, ids) in ids.chunks(FOUND_ROWS).enumerate() {
             let rows = &mut rows[..ids.len()];
-            residents.find(ids, rows)?;
+            if residents.find(ids, rows)? > 0 {
+                return Err(Absent);
+            }
             for row in &mut *rows {
                 *row = row.wrapping_byte_add(start);
             }
@@ -154,9 +159,20 @@ impl Group {
         Ok(())
     }
 
-    /// Lock all shards for reading, unless one is being changed.
-    pub(crate) fn try_read_all(&self) -> Option<AllShards<'_>> {
-        self.shards.iter().map(|cell| cell.state.try_read()).collect()
+    /// Lock all shards for reading. `None` if shards are changed all the time.
+    ///
+    /// Where a shard is being changed, this waits until that change is over, without any lock, and tries again: a change is short,
+    /// and the caller's other path takes several times as long.
+    pub(crate) fn read_all(&self) -> Option<AllShards<'_>> {
+        for _ in 0..ATTEMPTS {
+            let all: Result<AllShards<'_>, &ShardCell> =
+                self.shards.iter().map(|cell| cell.state.try_read().ok_or(cell)).collect();
+            match all {
+                Ok(all) => return Some(all),
+                Err(changing) => drop(changing.state.read()),
+            }
+        }
+        None
     }
 
     /// Copy the rows of `keys` that are in memory. The others are added to the misses.

@@ -10,6 +10,7 @@ pub(crate) const STALENESS_BUCKETS: usize = 17;
 pub(crate) struct Counters {
     pub(crate) lookups: AtomicU64,
     pub(crate) rows_looked_up: AtomicU64,
+    pub(crate) lookups_apart: AtomicU64,
     pub(crate) calls: AtomicU64,
     pub(crate) updates: AtomicU64,
     pub(crate) rows_updated: AtomicU64,

@@ -18,6 +18,7 @@ pub(super) fn gather_stats(store: &Store) -> Stats {
         calls: counters.calls.load(Relaxed),
         lookups: counters.lookups.load(Relaxed),
         rows_looked_up: counters.rows_looked_up.load(Relaxed),
+        lookups_apart: counters.lookups_apart.load(Relaxed),
         cold_reads: counters.cold_reads.load(Relaxed),
         cold_wait_ns: counters.cold_wait_ns.load(Relaxed),
         updates: counters.updates.load(Relaxed),

@@ -13,6 +13,7 @@ mod bf16;
 mod bounds;
 mod changes;
 mod damage;
+mod evaluation;
 mod evicted_changes;
 mod eviction;
 mod failures;
