@@ -67,8 +67,8 @@ def measured(load: Load, workers: Mapping[str, Worker], url: str) -> dict[str, A
     All requests arrive and end between the two readings of CPU time.
 
     Returns:
-        The report and the number of cores; for each worker `<role>_cpu_s`, and if it publishes metrics `<role>_program_cpu_s` and the increase
-        of every sample, as `<role>_metrics`.
+        The report and the number of cores; for each worker `<role>_cpu_s` and `<role>_huge_pages`, the part of its memory that is in huge
+        pages, and if it publishes metrics `<role>_program_cpu_s` and the increase of every sample, as `<role>_metrics`.
     """
     front = next(worker for worker in workers.values() if url in worker.addresses.values())
     before = {role: _usage(worker) for role, worker in workers.items()}
@@ -78,6 +78,7 @@ def measured(load: Load, workers: Mapping[str, Worker], url: str) -> dict[str, A
     for role, worker in workers.items():
         cpu_s, metrics = _usage(worker)
         cell[f"{role}_cpu_s"] = cpu_s - before[role][0]
+        cell[f"{role}_huge_pages"] = worker.huge_pages()
         if metrics:
             risen = {
                 name: value - before[role][1].get(name, 0.0) for name, value in metrics.items()

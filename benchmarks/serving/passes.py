@@ -10,7 +10,9 @@ _ROWS_WITH_INDEX = 1.1
 _PROCESSES_BYTES = 1 << 30
 """Besides rows, of the processes of one way: torch, and requests on their way."""
 _SHARE = 0.9
-"""Of the memory that is available."""
+"""Of the memory that is available: what two ways may take."""
+_SHARE_OF_MORE = 0.6
+"""The same, of more than two. Linux has huge pages only while much memory is free, and lookups in small pages take longer."""
 
 
 def passes(ways: Sequence[str], row_bytes: int, available: int) -> list[list[str]]:
@@ -26,12 +28,12 @@ def passes(ways: Sequence[str], row_bytes: int, available: int) -> list[list[str
     """
     of_way = int(row_bytes * _ROWS_WITH_INDEX) + _PROCESSES_BYTES
     others = [way for way in ways if way != BASE]
-    room = int(available * _SHARE) // of_way - 1
-    if room < 1:
+    if 2 * of_way > available * _SHARE:
         gib = 2 * of_way / _SHARE / 2**30
         raise MemoryError(
             f"{gib:.1f} GiB of available memory are needed, there are {available / 2**30:.1f}"
         )
+    room = max(int(available * _SHARE_OF_MORE) // of_way - 1, 1)
     return [[BASE, *others[first : first + room]] for first in range(0, len(others), room)]
 
 

@@ -37,6 +37,13 @@ class Worker:
         """CPU time so far of the process and its children, all threads, user and system."""
         return sum(cpu_s(pid) for pid in _family(self.process.pid))
 
+    def huge_pages(self) -> float:
+        """The part of its anonymous memory that is in huge pages."""
+        text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
+        fields = dict(line.split(":") for line in text.splitlines()[1:])
+        kib = {name: int(fields[name].split()[0]) for name in ("Anonymous", "AnonHugePages")}
+        return kib["AnonHugePages"] / max(kib["Anonymous"], 1)
+
     def metrics(self) -> dict[str, float]:
         """The samples of its metrics: name with labels -> value."""
         url = f"http://{self.addresses['metrics']}/metrics"
