@@ -25,24 +25,20 @@ class Form:
     """How our server runs.
 
     Attributes:
-        batches: Batches that run at once.
-        threads: Threads of torch for each.
-        flags: Further settings.
+        flags: Settings besides the defaults.
+        threads: Threads of torch for each batch.
     """
 
-    batches: int
-    threads: int
     flags: tuple[str, ...] = ()
+    threads: int = 1
 
 
+DEFAULT = "rowmill"
 OURS = {
-    "rowmill_1": Form(1, 1),
-    "rowmill_1_16": Form(1, 1, ("--batch-requests", "16", "--network-threads", "1")),
-    "rowmill_2": Form(1, 2),
-    "rowmill_2x1": Form(2, 1),
+    DEFAULT: Form(),
+    "rowmill_2x1": Form(("--dense-batches", "2", "--batch-requests", "8", "--network-threads", "2")),
+    "rowmill_2": Form(("--dense-batches", "1"), threads=2),
 }
-DEFAULT = "rowmill_2x1"
-"""As `rowmill serve` starts on two cores."""
 IDEAL = "ideal"
 """Not a server: what the machine allows."""
 _WARM_UP_S = 1.0
@@ -105,7 +101,7 @@ def _servers(part: Part) -> Generator[dict[str, Worker]]:
     with ExitStack() as stack:
         found: dict[str, Worker] = {}
         for name, form in OURS.items():
-            command = [bundle, *flags, "--dense-batches", str(form.batches), *form.flags]
+            command = [bundle, *flags, *form.flags]
             started = worker(command, part.folder / f"{name}.log", threads=form.threads)
             found[name] = stack.enter_context(started)
         for server in PEERS:

@@ -430,6 +430,7 @@ class Worker:
         batch_rows: int,
         queue_requests: int,
         batches: int,
+        share_cores: bool,
     ) -> None: ...
     def add_model(
         self,

@@ -185,7 +185,7 @@ pub(crate) struct Worker(rowmill_serve::Worker);
 #[pymethods]
 impl Worker {
     #[new]
-    #[pyo3(signature = (*, network_threads, lookup_threads, wire_memory, request_max, slo_s, batch_requests, batch_rows, queue_requests, batches))]
+    #[pyo3(signature = (*, network_threads, lookup_threads, wire_memory, request_max, slo_s, batch_requests, batch_rows, queue_requests, batches, share_cores))]
     #[expect(clippy::too_many_arguments, reason = "the settings of a worker, by name")]
     fn new(
         py: Python<'_>,
@@ -198,6 +198,7 @@ impl Worker {
         batch_rows: u32,
         queue_requests: usize,
         batches: usize,
+        share_cores: bool,
     ) -> PyResult<Self> {
         let options = WorkerOptions {
             network_threads,
@@ -211,6 +212,7 @@ impl Worker {
                 queue_requests_max: queue_requests,
                 batches_max: batches,
             },
+            share_cores,
         };
         rowmill_serve::Worker::start(options).map(Self).map_err(|failure| raised(py, &failure))
     }

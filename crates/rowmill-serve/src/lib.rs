@@ -2,6 +2,7 @@
 
 mod arena;
 mod batching;
+mod cpu_time;
 mod failure;
 mod front_door;
 mod halves;
@@ -18,8 +19,8 @@ mod worker;
 
 pub use arena::{Arena, ArenaError, Buffer, Lease};
 pub use batching::{
-    Batch, BatchLimits, Batcher, Dispatcher, Job, Next, Place, Refusal, Refused, Reservation, ServiceTime,
-    Submitted,
+    Batch, BatchLimits, Batcher, CoreShare, Dispatcher, Job, Next, Place, Refusal, Refused, Reservation,
+    ServiceTime, Submitted,
 };
 pub use failure::Failure;
 pub use front_door::{Ask, CheckTime, FrontDoor, Given, Infer, Model, TensorSpec};

@@ -19,8 +19,8 @@ use crate::plan::{Plan, Weights};
 use crate::row_source::RowSource;
 use crate::transform::Transform;
 use crate::{
-    Address, Arena, BatchLimits, Client, ClientOptions, Failure, Given, Limits, Listener, ModelMetrics,
-    Status, Tensor,
+    Address, Arena, BatchLimits, Client, ClientOptions, CoreShare, Failure, Given, Limits, Listener,
+    ModelMetrics, Status, Tensor,
 };
 
 /// Bytes of a request beside binary tensors at most.
@@ -41,6 +41,8 @@ pub struct WorkerOptions {
     pub slo: Duration,
     /// Batches of the dense half.
     pub batch: BatchLimits,
+    /// Run fewer batches at once where other work of the process needs the cores.
+    pub share_cores: bool,
 }
 
 /// A bundle and its name.
@@ -177,7 +179,7 @@ impl Worker {
             }
             let one_by_one =
                 BatchLimits { batch_requests_max: 1, batch_rows_max: u32::MAX, ..self.options.batch };
-            let program = self.program(one_by_one, times);
+            let program = self.program(one_by_one, None, times);
             halves.push((name, "here, in torch".to_owned()));
             programs.push((name.to_owned(), program.clone()));
             Ok(Some(Half::Program(program)))
@@ -194,7 +196,7 @@ impl Worker {
                 Some(Dense::There(Remote::new(client)))
             }
             (Some(_), None) => {
-                let program = self.program(self.batches(&signature), &metrics.dense);
+                let program = self.program(self.batches(&signature), self.share(), &metrics.dense);
                 halves.push(("dense", "here, in torch".to_owned()));
                 programs.push(("dense".to_owned(), program.clone()));
                 Some(Dense::Here(program))
@@ -225,7 +227,7 @@ impl Worker {
             return Err(twice(&bundle.name));
         }
         let metrics = ModelMetrics::new(&bundle.name);
-        let program = self.program(self.batches(&signature), &metrics.dense);
+        let program = self.program(self.batches(&signature), self.share(), &metrics.dense);
         let half = DenseHalf { signature, program: program.clone() };
         let halves = vec![("dense", "here, in torch".to_owned())];
         self.shown.lock().push(Shown { metrics, loaded: Arc::new(true.into()), halves });
@@ -250,8 +252,12 @@ impl Worker {
         if signature.can_join() { limits } else { BatchLimits { batch_requests_max: 1, ..limits } }
     }
 
-    fn program(&self, limits: BatchLimits, metrics: &Arc<HalfMetrics>) -> Program {
-        let program = Program::new(limits, metrics);
+    fn share(&self) -> Option<CoreShare> {
+        self.options.share_cores.then(|| CoreShare::new(self.options.batch.batches_max))
+    }
+
+    fn program(&self, limits: BatchLimits, share: Option<CoreShare>, metrics: &Arc<HalfMetrics>) -> Program {
+        let program = Program::new(limits, share, metrics);
         self.programs.lock().push(program.clone());
         program
     }

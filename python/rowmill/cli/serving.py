@@ -51,8 +51,8 @@ _FLAGS: dict[str, tuple[Any, str, str]] = {
         "time in which the models must answer their examples at the start (default 120)",
     ),
     "lookup_threads": (int, "N", "threads that run CPU halves (default: one per core)"),
-    "network_threads": (int, "N", "threads that wait for sockets (default 2)"),
-    "dense_batches": (int, "N", "batches that run at once on a CPU (default: one per core)"),
+    "network_threads": (int, "N", "threads that wait for sockets (default: one for two cores)"),
+    "dense_batches": (int, "N", "batches that run at once on a CPU (default: by load, at most one per core)"),
     "batch_requests": (
         int,
         "N",

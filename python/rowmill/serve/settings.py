@@ -44,9 +44,10 @@ class ServeSettings:
         preload: Read rows into memory before the worker is ready, as far as `memory` allows.
         warm_up: Seconds until the models must have answered their examples.
         lookup_threads: Threads that run CPU halves; 0: one per core.
-        network_threads: Threads that wait for sockets.
-        dense_batches: Batches that run at once on a CPU, each on its share of the cores; 0: one per core. A GPU runs one.
-        batch_requests: Requests that the dense half runs together at most; 1: no batching; 0: 8 on a CPU, 32 on a GPU.
+        network_threads: Threads that wait for sockets; 0: one for two cores.
+        dense_batches: Batches that run at once on a CPU, each on its share of the cores; 0: as many as there are cores, or fewer
+            where other work of the worker needs the cores. A GPU runs one.
+        batch_requests: Requests that the dense half runs together at most; 1: no batching; 0: 16 on a CPU, 32 on a GPU.
         batch_rows: Rows that it runs together at most.
         queue_requests: Requests that wait for a half at most.
         log_level: "error", "warn", "info", "debug", "trace" or "off".
@@ -71,7 +72,7 @@ class ServeSettings:
     preload: bool = False
     warm_up: float = 120.0
     lookup_threads: int = 0
-    network_threads: int = 2
+    network_threads: int = 0
     dense_batches: int = 0
     batch_requests: int = 0
     batch_rows: int = 4096
@@ -128,7 +129,7 @@ class ServeSettings:
             "grpc_port": (0, 65_535),
             "metrics_port": (0, 65_535),
             "lookup_threads": (0, 1024),
-            "network_threads": (1, 1024),
+            "network_threads": (0, 1024),
             "dense_batches": (0, 1024),
             "batch_requests": (0, 65_536),
             "batch_rows": (1, 2**31),
@@ -148,14 +149,19 @@ class ServeSettings:
         return self.lookup_threads or _cores()
 
     @property
+    def sockets(self) -> int:
+        """Threads that wait for sockets."""
+        return self.network_threads or max(1, _cores() // 2)
+
+    @property
     def batches(self) -> int:
-        """Batches that run at once."""
+        """Batches that run at once at most."""
         return (self.dense_batches or _cores()) if self.device == "cpu" else 1
 
     @property
     def batch_requests_max(self) -> int:
-        """Requests of a batch at most. On a CPU, larger batches gave fewer answers per second."""
-        return self.batch_requests or (8 if self.device == "cpu" else 32)
+        """Requests of a batch at most."""
+        return self.batch_requests or (16 if self.device == "cpu" else 32)
 
     @property
     def torch_threads(self) -> int:

@@ -48,7 +48,7 @@ def serve(bundles: Sequence[BundleFiles], settings: ServeSettings) -> None:
     """
     _core.start_serving_logs(settings.log_level)
     worker = _core.Worker(
-        network_threads=settings.network_threads,
+        network_threads=settings.sockets,
         lookup_threads=settings.threads,
         wire_memory=settings.wire_memory,
         request_max=settings.request_max,
@@ -57,6 +57,7 @@ def serve(bundles: Sequence[BundleFiles], settings: ServeSettings) -> None:
         batch_rows=settings.batch_rows,
         queue_requests=settings.queue_requests,
         batches=settings.batches,
+        share_cores=settings.dense_batches == 0 and settings.device == "cpu",
     )
     parts = _Parts(worker)
     ending = threading.Event()

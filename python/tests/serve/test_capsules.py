@@ -106,6 +106,7 @@ class Asked:
             batch_rows=8 * _ROWS,
             queue_requests=16,
             batches=batches,
+            share_cores=False,
         )
         files = self.files
         ((_, self.queue),) = self.worker.add_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import urllib.request
 from typing import TYPE_CHECKING
@@ -89,6 +90,8 @@ def test_metrics_of_one_process(bundles: Bundles) -> None:
         assert 0 <= found_values[f"rowmill_serve_rows_read_total{{{model}}}"] <= looked_up
         assert looked_up > 0
         assert found_values[f'rowmill_serve_queued_requests{{{model},half="dense"}}'] == 0
+        at_once = found_values[f'rowmill_serve_batches_at_once{{{model},half="dense"}}']
+        assert 1 <= at_once <= len(os.sched_getaffinity(0))
         assert found_values[f"rowmill_serve_open_requests{{{model}}}"] == 0
     assert found_values['rowmill_serve_requests_total{model="dlrm",status="400"}'] == 1
     assert found_values["rowmill_serve_wire_memory_bytes"] == 0

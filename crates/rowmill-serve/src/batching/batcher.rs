@@ -29,7 +29,7 @@ pub struct BatchLimits {
     pub batch_rows_max: u32,
     /// Requests that wait.
     pub queue_requests_max: usize,
-    /// Batches that run at once: 1 on a GPU, up to one per core on a CPU.
+    /// Batches that run at once at most: 1 on a GPU, up to one per core on a CPU.
     pub batches_max: usize,
 }
 
@@ -133,6 +133,8 @@ pub struct Next<T> {
 #[derive(Debug)]
 pub struct Batcher<T> {
     limits: BatchLimits,
+    /// Batches that may run at once now.
+    batches: usize,
     service: ServiceTime,
     queue: BTreeMap<Place, Waiting<T>>,
     arrivals: u64,
@@ -164,7 +166,27 @@ impl<T> Batcher<T> {
         assert!(least > 0 && batch_rows_max > 0, "{limits:?}");
         let (service, queue) = (ServiceTime::default(), BTreeMap::new());
         let running = Vec::with_capacity(batches_max);
-        Self { limits, service, queue, arrivals: 0, running, started: 0, waits_since: None, last_end: None }
+        Self {
+            limits,
+            batches: batches_max,
+            service,
+            queue,
+            arrivals: 0,
+            running,
+            started: 0,
+            waits_since: None,
+            last_end: None,
+        }
+    }
+
+    /// From now on, this number of batches may run at once: at least 1, and at most the limit. Those that run end as they would.
+    pub fn set_batches(&mut self, batches: usize) {
+        self.batches = batches.clamp(1, self.limits.batches_max);
+    }
+
+    /// How many batches may start now, beside those that run.
+    pub fn free(&self) -> usize {
+        self.batches.saturating_sub(self.running.len())
     }
 
     /// Requests that wait, and reserved places.
@@ -235,7 +257,7 @@ impl<T> Batcher<T> {
     pub fn next(&mut self, now: Instant) -> Next<T> {
         let (refused, batch) = (Vec::new(), Vec::new());
         let mut next = Next { refused, batch, number: self.started, held_until: None };
-        if self.running.len() == self.limits.batches_max {
+        if self.free() == 0 {
             return next;
         }
         self.drop_expired(now);
@@ -406,9 +428,11 @@ impl<T> Batcher<T> {
         let end = |running: &Running| {
             now.max(running.started.checked_add(self.service.predict(running.rows)).unwrap_or(now))
         };
-        let idle = self.limits.batches_max - self.running.len();
-        let busy = self.running.iter().map(|running| (end(running), 1));
-        std::iter::repeat_n((now, 0), idle).chain(busy).collect()
+        let mut busy: Vec<Turn> = self.running.iter().map(|running| (end(running), 1)).collect();
+        // Where more run than may, the next batch starts when enough of them have ended.
+        busy.sort_unstable();
+        let excess = self.running.len().saturating_sub(self.batches);
+        std::iter::repeat_n((now, 0), self.free()).chain(busy.into_iter().skip(excess)).collect()
     }
 }
 

@@ -10,12 +10,17 @@ use super::{BatchLimits, Batcher, Job, Place, Refusal, Refused};
 /// A [`Batcher`] that threads share. Threads that run batches call [`Self::take`]; any thread submits.
 pub struct Dispatcher<T> {
     state: Mutex<State<T>>,
-    changed: Condvar,
+    /// Wakes threads that wait for a request.
+    arrived: Condvar,
+    /// Wakes threads that wait until more batches may run at once.
+    raised: Condvar,
     refuse: Box<dyn Fn(T, Refusal) + Send + Sync>,
 }
 
 struct State<T> {
     batcher: Batcher<T>,
+    /// Threads that wait for a request.
+    ready: usize,
     is_closed: bool,
 }
 
@@ -47,8 +52,9 @@ impl<T> Dispatcher<T> {
     /// submits or takes, with no lock held.
     pub fn new(limits: BatchLimits, refuse: impl Fn(T, Refusal) + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
-            state: Mutex::new(State { batcher: Batcher::new(limits), is_closed: false }),
-            changed: Condvar::new(),
+            state: Mutex::new(State { batcher: Batcher::new(limits), ready: 0, is_closed: false }),
+            arrived: Condvar::new(),
+            raised: Condvar::new(),
             refuse: Box::new(refuse),
         })
     }
@@ -62,10 +68,11 @@ impl<T> Dispatcher<T> {
         } else {
             state.batcher.offer(Instant::now(), job)
         };
+        let may_start = state.batcher.free() > 0;
         drop(state);
         let place = match offered {
             Ok(place) => {
-                self.changed.notify_one();
+                self.wake(may_start);
                 Some(place)
             }
             Err(Refused { job, refusal }) => {
@@ -92,23 +99,35 @@ impl<T> Dispatcher<T> {
     /// Wait for a batch, `wait` at most. `None` when there is none, or the dispatcher is closed.
     ///
     /// A thread that has run a batch asks again at once. The end of a batch wakes no other thread: every batch would then
-    /// wait until that thread runs, while this one sleeps.
+    /// wait until that thread runs, while this one sleeps. As many threads as batches that may start wait for requests. The
+    /// others sleep on, so that one thread, whose memory is in its caches, runs batch after batch.
     pub fn take(self: &Arc<Self>, wait: Duration) -> Option<Batch<T>> {
         let until = Instant::now() + wait;
         let mut state = self.state.lock();
         loop {
             let next = state.batcher.next(Instant::now());
-            let is_closed = state.is_closed;
             if next.refused.is_empty() && next.batch.is_empty() {
-                let wake = next.held_until.map_or(until, |held| held.min(until));
-                if is_closed || self.changed.wait_until(&mut state, wake).timed_out() && wake == until {
+                if state.is_closed {
+                    return None;
+                }
+                let is_over = if state.ready < state.batcher.free() {
+                    let wake = next.held_until.map_or(until, |held| held.min(until));
+                    state.ready += 1;
+                    let is_over = self.arrived.wait_until(&mut state, wake).timed_out() && wake == until;
+                    state.ready -= 1;
+                    is_over
+                } else {
+                    self.raised.wait_until(&mut state, until).timed_out()
+                };
+                if is_over {
                     return None;
                 }
                 continue;
             }
-            drop(state);
             // One wake-up is for one request: others may be left for a batch beside this one.
-            self.changed.notify_one();
+            let may_start = state.batcher.free() > 0 && state.batcher.queued() > 0;
+            drop(state);
+            self.wake(may_start);
             for Refused { job, refusal } in next.refused {
                 (self.refuse)(job.request, refusal);
             }
@@ -117,6 +136,19 @@ impl<T> Dispatcher<T> {
                 return Some(Batch { requests, number: next.number, dispatcher: Arc::clone(self) });
             }
             state = self.state.lock();
+        }
+    }
+
+    /// From now on, this number of batches may run at once, up to the limit.
+    pub fn set_batches(&self, batches: usize) {
+        self.state.lock().batcher.set_batches(batches);
+        self.raised.notify_all();
+    }
+
+    /// Wake a thread that waits for a request, where a batch may start. Else the thread whose batch ends next asks again.
+    fn wake(&self, may_start: bool) {
+        if may_start {
+            self.arrived.notify_one();
         }
     }
 
@@ -131,7 +163,8 @@ impl<T> Dispatcher<T> {
         state.is_closed = true;
         let waiting = state.batcher.clear();
         drop(state);
-        self.changed.notify_all();
+        self.arrived.notify_all();
+        self.raised.notify_all();
         for job in waiting {
             (self.refuse)(job.request, Refusal::Closed);
         }
@@ -143,10 +176,13 @@ impl<T> Reservation<T> {
     pub fn submit(mut self, rows: u32, request: T) -> Submitted<T> {
         let dispatcher = Arc::clone(&self.dispatcher);
         let Some(place) = self.place.take() else { return dispatcher.submit(self.deadline, rows, request) };
-        let filled = dispatcher.state.lock().batcher.fill(place, rows, request);
+        let mut state = dispatcher.state.lock();
+        let filled = state.batcher.fill(place, rows, request);
+        let may_start = state.batcher.free() > 0;
+        drop(state);
         match filled {
             Ok(()) => {
-                dispatcher.changed.notify_one();
+                dispatcher.wake(may_start);
                 Submitted { place: Some(place), dispatcher }
             }
             Err(request) => dispatcher.submit(self.deadline, rows, request),
@@ -250,6 +286,47 @@ mod tests {
             ran.sort_unstable();
             assert_eq!(ran, (0..200).collect::<Vec<u32>>());
         }
+    }
+
+    #[test]
+    fn one_thread_runs_batch_after_batch_until_more_may_run_at_once() {
+        let (dispatcher, _refusals) = dispatcher(1000, 3);
+        dispatcher.set_batches(1);
+        let ((sender, ran), together) = (mpsc::channel(), std::sync::Barrier::new(3));
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let (dispatcher, sender, together) = (&dispatcher, sender.clone(), &together);
+                scope.spawn(move || {
+                    while let Some(batch) = dispatcher.take(LONG) {
+                        for &request in &batch.requests {
+                            sender.send((thread, request)).unwrap();
+                        }
+                        // The last three requests run until all of them do.
+                        if batch.requests[0] >= 100 {
+                            together.wait();
+                        }
+                    }
+                });
+            }
+            let mut threads: Vec<i32> = (0..40)
+                .map(|request| {
+                    dispatcher.submit(soon(), 1, request).keep();
+                    ran.recv().unwrap().0
+                })
+                .collect();
+            threads.dedup();
+            assert_eq!(threads.len(), 1);
+            dispatcher.set_batches(3);
+            let mut threads: Vec<i32> = (100..103)
+                .map(|request| {
+                    dispatcher.submit(soon(), 1, request).keep();
+                    ran.recv().unwrap().0
+                })
+                .collect();
+            threads.sort_unstable();
+            assert_eq!(threads, [0, 1, 2]);
+            dispatcher.close();
+        });
     }
 
     #[test]

@@ -4,9 +4,11 @@
 //! and the threads that run batches.
 
 mod batcher;
+mod core_share;
 mod dispatcher;
 mod service_time;
 
 pub use batcher::{BatchLimits, Batcher, Job, Next, Place, Refusal, Refused};
+pub use core_share::CoreShare;
 pub use dispatcher::{Batch, Dispatcher, Reservation, Submitted};
 pub use service_time::ServiceTime;

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::window::Ahead;
 use crate::metrics::{HalfMetrics, Reason, Turn};
 use crate::{
-    Batch, BatchLimits, Dispatcher, Failure, Refusal, Replier, Reservation, Status, Submitted, Tensor,
+    Batch, BatchLimits, CoreShare, Dispatcher, Failure, Refusal, Replier, Reservation, Status, Submitted,
+    Tensor,
 };
 
 /// The queue of a program. Clones are the same queue.
@@ -17,6 +19,7 @@ use crate::{
 pub struct Program {
     queue: Arc<Dispatcher<Task>>,
     limits: BatchLimits,
+    share: Option<Arc<Mutex<CoreShare>>>,
     metrics: Arc<HalfMetrics>,
     is_closed: Arc<AtomicBool>,
 }
@@ -40,8 +43,9 @@ enum Way {
 }
 
 impl Program {
-    /// A program whose batches have these limits.
-    pub(crate) fn new(limits: BatchLimits, metrics: &Arc<HalfMetrics>) -> Self {
+    /// A program whose batches have these limits. With a `share`, it decides how many run at once.
+    pub(crate) fn new(limits: BatchLimits, share: Option<CoreShare>, metrics: &Arc<HalfMetrics>) -> Self {
+        metrics.set_batches(limits.batches_max);
         let refused = Arc::clone(metrics);
         let refuse = move |task: Task, refusal: Refusal| {
             refused.refuse(Reason::from(refusal));
@@ -50,6 +54,7 @@ impl Program {
         Self {
             queue: Dispatcher::new(limits, refuse),
             limits,
+            share: share.map(|share| Arc::new(Mutex::new(share))),
             metrics: Arc::clone(metrics),
             is_closed: Arc::default(),
         }
@@ -127,9 +132,14 @@ impl Program {
         Some(batch)
     }
 
-    /// Count CPU time that running the program has taken.
+    /// Count CPU time that running the program has taken, and decide again how many batches run at once.
     pub fn add_cpu(&self, taken: Duration) {
-        self.metrics.add_cpu(taken);
+        let total = self.metrics.add_cpu(taken);
+        let decided = self.share.as_ref().and_then(|share| share.lock().decide(Instant::now(), total));
+        if let Some(batches) = decided {
+            self.queue.set_batches(batches);
+            self.metrics.set_batches(batches);
+        }
     }
 
     /// How much its batches may hold.
@@ -189,5 +199,27 @@ impl Task {
             Way::Here(answer) => drop(answer.send(Err(failure))),
             Way::Peer(replier) => replier.fail(failure.status, &failure.text),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_that_use_little_of_the_cpu_time_run_one_at_a_time() {
+        let metrics = Arc::new(HalfMetrics::default());
+        let limits =
+            BatchLimits { batch_requests_max: 1, batch_rows_max: 1, queue_requests_max: 8, batches_max: 8 };
+        let program = Program::new(limits, Some(CoreShare::new(8)), &metrics);
+        assert_eq!(metrics.batches(), 8);
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(1100) {
+            std::hint::spin_loop();
+        }
+        program.add_cpu(Duration::from_millis(1));
+        assert_eq!(metrics.batches(), 1);
+        program.add_cpu(Duration::from_mins(1));
+        assert_eq!(metrics.batches(), 1, "it is decided once per second");
     }
 }

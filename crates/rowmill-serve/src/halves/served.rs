@@ -309,7 +309,7 @@ mod tests {
         let limits =
             BatchLimits { batch_requests_max: 1, batch_rows_max: 64, queue_requests_max: 8, batches_max: 1 };
         let metrics = ModelMetrics::new("model");
-        let program = Program::new(limits, &metrics.dense);
+        let program = Program::new(limits, None, &metrics.dense);
         let served = Served::new(
             Arc::new(Signature::parse(&signature.to_string()).unwrap()),
             None,

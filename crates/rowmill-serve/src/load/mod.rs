@@ -8,7 +8,6 @@
 mod answer;
 mod arrivals;
 mod connection;
-mod cpu_time;
 mod examples;
 mod grpc;
 mod http;

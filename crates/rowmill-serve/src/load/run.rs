@@ -11,7 +11,6 @@ use tokio::time::{sleep, sleep_until, timeout};
 
 use super::arrivals::Arrivals;
 use super::connection::{Connection, Encoded};
-use super::cpu_time::cpu_time;
 use super::examples::{Example, read_examples};
 use super::options::{LoadOptions, Pace, Plan};
 use super::pacer::pace;
@@ -19,6 +18,7 @@ use super::recorder::Recorder;
 use super::reply::{Reply, Verdict};
 use super::report::LoadReport;
 use super::target::Target;
+use crate::cpu_time::cpu_time;
 use crate::{Failure, Status};
 
 /// How often a run looks whether it has been interrupted.

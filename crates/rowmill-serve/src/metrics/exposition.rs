@@ -121,6 +121,14 @@ impl Exposition {
                 family.gauge(&[("model", model.name.as_str()), ("half", half)], metrics.waiting())?;
             }
         }
+        let (name, help) =
+            ("rowmill_serve_batches_at_once", "Batches of a half in torch that may run at once now");
+        let mut family = Family(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?);
+        for model in &self.models {
+            for (half, metrics) in model.halves().into_iter().filter(|(_, metrics)| metrics.batches() > 0) {
+                family.gauge(&[("model", model.name.as_str()), ("half", half)], metrics.batches() as u64)?;
+            }
+        }
         let (name, help) = ("rowmill_serve_refusals", "Requests that a half refused, by reason");
         let mut family = Family(encoder.encode_descriptor(name, help, None, MetricType::Counter)?);
         for model in &self.models {

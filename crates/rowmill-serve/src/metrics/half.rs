@@ -1,7 +1,7 @@
 //! The queue in front of a half of a model, and the time that the half takes.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use super::Histogram;
@@ -35,6 +35,8 @@ pub(crate) struct HalfMetrics {
     pub(crate) run: Histogram,
     waiting: AtomicU64,
     cpu_ns: AtomicU64,
+    /// Batches that may run at once; 0 for a half that is a plan.
+    batches: AtomicUsize,
     refused: [AtomicU64; Reason::ALL.len()],
 }
 
@@ -97,9 +99,20 @@ impl HalfMetrics {
         self.waiting.load(Relaxed)
     }
 
-    /// Count CPU time of the thread that runs a program of torch.
-    pub(crate) fn add_cpu(&self, taken: Duration) {
-        self.cpu_ns.fetch_add(u64::try_from(taken.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+    /// Count CPU time of a thread that runs a program of torch. Returns that time so far.
+    pub(crate) fn add_cpu(&self, taken: Duration) -> Duration {
+        let taken = u64::try_from(taken.as_nanos()).unwrap_or(u64::MAX);
+        Duration::from_nanos(self.cpu_ns.fetch_add(taken, Relaxed).wrapping_add(taken))
+    }
+
+    /// This number of batches of a program of torch may run at once now.
+    pub(crate) fn set_batches(&self, batches: usize) {
+        self.batches.store(batches, Relaxed);
+    }
+
+    /// Batches that may run at once now; 0 for a half that is a plan.
+    pub(crate) fn batches(&self) -> usize {
+        self.batches.load(Relaxed)
     }
 
     /// That time so far, in seconds; 0 for a half that is a plan.

@@ -55,6 +55,35 @@ fn requests_run_by_deadline_and_then_by_arrival() {
 }
 
 #[test]
+fn the_number_of_batches_at_once_changes_while_batches_run() {
+    let now = Instant::now();
+    let limits = BatchLimits { batch_requests_max: 1, batches_max: 3, ..NO_LIMITS };
+    let mut batcher = trained(limits, now);
+    for request in 0..9 {
+        batcher.offer(now, job(now + millis(900), 1, request)).unwrap();
+    }
+    (0..3).for_each(|request| assert_eq!(requests(&batcher.next(now)), [request]));
+    batcher.set_batches(2);
+    // The next batch starts when two of the three running ones have ended.
+    let mut turns = batcher.turns(now + millis(1));
+    turns.sort_unstable();
+    assert_eq!(turns.len(), 2);
+    assert!(turns.iter().all(|&(start, before)| start > now + millis(1) && before == 1), "{turns:?}");
+    for end in 1..4 {
+        finish(&mut batcher, now + millis(end));
+        let started = batcher.next(now + millis(end)).batch.len();
+        assert_eq!(started, usize::from(end > 1), "after {end} ends");
+    }
+    batcher.set_batches(7);
+    assert_eq!(batcher.next(now + millis(4)).batch.len(), 1);
+    assert!(batcher.next(now + millis(4)).batch.is_empty(), "three is the limit");
+    batcher.set_batches(0);
+    (0..3).for_each(|_| finish(&mut batcher, now + millis(5)));
+    assert_eq!(batcher.next(now + millis(5)).batch.len(), 1, "one may always run");
+    assert!(batcher.next(now + millis(5)).batch.is_empty());
+}
+
+#[test]
 fn batches_run_beside_each_other_up_to_their_limit() {
     let now = Instant::now();
     let mut batcher = trained(BatchLimits { batch_requests_max: 1, batches_max: 2, ..NO_LIMITS }, now);

@@ -6,7 +6,7 @@ use std::time::Duration;
 const TICK: Duration = Duration::from_millis(10);
 
 /// CPU time that all threads have used; zero where the system does not say it.
-pub(super) fn cpu_time() -> Duration {
+pub(crate) fn cpu_time() -> Duration {
     std::fs::read_to_string("/proc/self/stat").ok().and_then(|text| parse(&text)).unwrap_or_default()
 }
 
