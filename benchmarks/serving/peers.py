@@ -36,7 +36,9 @@ class Form:
 DEFAULT = "rowmill"
 OURS = {
     DEFAULT: Form(),
-    "rowmill_2x1": Form(("--dense-batches", "2", "--batch-requests", "8", "--network-threads", "2")),
+    "rowmill_2x1": Form(
+        ("--dense-batches", "2", "--batch-requests", "8", "--network-threads", "2")
+    ),
     "rowmill_2": Form(("--dense-batches", "1"), threads=2),
 }
 IDEAL = "ideal"

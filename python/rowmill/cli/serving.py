@@ -52,7 +52,11 @@ _FLAGS: dict[str, tuple[Any, str, str]] = {
     ),
     "lookup_threads": (int, "N", "threads that run CPU halves (default: one per core)"),
     "network_threads": (int, "N", "threads that wait for sockets (default: one for two cores)"),
-    "dense_batches": (int, "N", "batches that run at once on a CPU (default: by load, at most one per core)"),
+    "dense_batches": (
+        int,
+        "N",
+        "batches that run at once on a CPU (default: by load, at most one per core)",
+    ),
     "batch_requests": (
         int,
         "N",
