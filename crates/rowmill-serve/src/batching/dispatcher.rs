@@ -308,21 +308,18 @@ mod tests {
                     }
                 });
             }
-            let mut threads: Vec<i32> = (0..40)
-                .map(|request| {
+            let threads_of = |requests: std::ops::Range<u32>| -> Vec<i32> {
+                let thread = |request| {
                     dispatcher.submit(soon(), 1, request).keep();
                     ran.recv().unwrap().0
-                })
-                .collect();
+                };
+                requests.map(thread).collect()
+            };
+            let mut threads = threads_of(0..40);
             threads.dedup();
             assert_eq!(threads.len(), 1);
             dispatcher.set_batches(3);
-            let mut threads: Vec<i32> = (100..103)
-                .map(|request| {
-                    dispatcher.submit(soon(), 1, request).keep();
-                    ran.recv().unwrap().0
-                })
-                .collect();
+            let mut threads = threads_of(100..103);
             threads.sort_unstable();
             assert_eq!(threads, [0, 1, 2]);
             dispatcher.close();
