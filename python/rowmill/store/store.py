@@ -451,8 +451,9 @@ class Store:
         `rows_resident`, `rows_dirty`, `rows_unsaved`, `evictions`, `deletes`. Feed: `feed_rows` (rows and
         deletes published), `feed_sequence`, `feed_failure` (why publishing stopped until the next
         checkpoint, or None), `feed_waiting_bytes`. Reads: `calls`, `lookups` (ids),
-        `rows_looked_up` (distinct per call), `lookups_apart` (ids pooled in evaluation on a slower path, because rows
-        needed with them were on the device), `cold_reads`, `cold_wait_ns`, `hit_rate`. Updates: `updates` (calls), `rows_updated`. Clocks: `clock_waits`, `clock_wait_ns`, `tickets` (open
+        `rows_looked_up` (distinct per call), `lookups_apart` (ids pooled in evaluation on a slower path,
+        mostly because rows needed with them were on the device), `cold_reads`, `cold_wait_ns`, `hit_rate`.
+        Updates: `updates` (calls), `rows_updated`. Clocks: `clock_waits`, `clock_wait_ns`, `tickets` (open
         steps), `staleness` (clocks taken, by number of gets outstanding before). Lookahead:
         `lookahead_rows`, `lookahead_loaded`, `lookahead_late`, `lookahead_dropped`, `lookahead_errors`.
         Also `compactions`, `rows_compacted`, `checkpoints`, `io`.

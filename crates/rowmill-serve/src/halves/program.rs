@@ -214,10 +214,12 @@ mod tests {
         let program = Program::new(limits, Some(CoreShare::new(8)), &metrics);
         assert_eq!(metrics.batches(), 8);
         let begun = Instant::now();
-        while begun.elapsed() < Duration::from_millis(1100) {
-            std::hint::spin_loop();
+        for batch in 1..=110 {
+            while begun.elapsed() < Duration::from_millis(10) * batch {
+                std::hint::spin_loop();
+            }
+            program.add_cpu(Duration::from_micros(1));
         }
-        program.add_cpu(Duration::from_millis(1));
         assert_eq!(metrics.batches(), 1);
         program.add_cpu(Duration::from_mins(1));
         assert_eq!(metrics.batches(), 1, "it is decided once per second");

@@ -91,7 +91,7 @@ metrics! {
             lookups: u64, Counter Count "lookups_total" "Ids looked up, duplicates counted.";
             rows_looked_up: u64, Counter Count "rows_looked_up_total" "Distinct rows looked up per call, summed.";
             lookups_apart: u64, Counter Count "lookups_apart_total"
-                "Ids pooled in evaluation on the slower path of training: with them a row had to be read from the device.";
+                "Ids pooled in evaluation on the slower path of training, mostly because a row had to be read from the device.";
             cold_reads: u64, Counter Count "cold_reads_total"
                 "Distinct rows that calls had to read from the device themselves.";
             cold_wait_ns: u64, Counter Nanoseconds "cold_wait_seconds_total" "Time that calls waited for the device.";
