@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use crate::arch::{InstructionSet, Kernel, Vector};
+use crate::arch::{InstructionSet, Kernel, Vector, prefetch};
 use crate::float::Float;
 
 /// Vectors multiplied with as many others at a time. The partial sums and factors fit into 32 registers.
@@ -170,8 +170,10 @@ impl<T: Float> Kernel for Forward<'_, T> {
             let dense = &self.dense[number * dim..][..dim];
             // SAFETY: the caller upholds the contract.
             unsafe { sample.fill::<V, T>(dense, &self.pooled[number * features * dim..][..features * dim]) };
+            let next = self.pooled.get((number + 1) * features * dim..).unwrap_or_default();
+            let next = &next[..next.len().min(features * dim)];
             // SAFETY: both buffers were made for these vectors.
-            unsafe { multiply::<V>(&sample, &mut products) };
+            unsafe { multiply::<V>(&sample, &mut products, next.as_ptr().cast(), size_of_val(next)) };
             let (copy, mut pairs) = self.out[number * width..][..width].split_at_mut(dim);
             copy.copy_from_slice(dense);
             for row in 1..vectors {
@@ -234,21 +236,35 @@ impl<T: Float> Kernel for Backward<'_, T> {
     }
 }
 
-/// Compute the product of every vector with the vectors before it, in whole blocks. Values above the diagonal
-/// are not meaningful.
+/// Compute the product of every vector with the vectors before it. Values on and above the diagonal are not meaningful.
+/// Meanwhile `next_bytes` from `next` on are prefetched: the vectors of a request that another core has looked up are in the
+/// caches of that core.
 ///
 /// # Safety
 /// Only call this inside [`InstructionSet::run`]; `products` has as many vectors as `sample`, each of as many
 /// floats.
 #[inline(always)]
-unsafe fn multiply<V: Vector>(sample: &Lines, products: &mut Lines) {
+unsafe fn multiply<V: Vector>(sample: &Lines, products: &mut Lines, next: *const f32, next_bytes: usize) {
+    let rows = sample.vectors / BLOCK;
+    let step = next_bytes.div_ceil(rows).next_multiple_of(size_of::<Line>());
     for row in (0..sample.vectors).step_by(BLOCK) {
         // SAFETY: the caller upholds the contract; the number of vectors is a multiple of the block.
         unsafe {
             if V::LANES == PARTIALS {
-                for column in (0..row + BLOCK).step_by(BLOCK) {
+                let (mut ahead, columns) = (row / BLOCK * step, row / BLOCK + 1);
+                let end = (ahead + step).min(next_bytes);
+                let part = step.div_ceil(columns).next_multiple_of(size_of::<Line>());
+                for column in (0..row).step_by(BLOCK) {
+                    if ahead < end {
+                        prefetch(next.wrapping_byte_add(ahead), part.min(end - ahead));
+                        ahead += part;
+                    }
                     multiply_block::<V, BLOCK, 1>(sample, products, row, column);
                 }
+                if ahead < end {
+                    prefetch(next.wrapping_byte_add(ahead), end - ahead);
+                }
+                multiply_triangle::<V>(sample, products, row);
             } else {
                 // With half the lanes, use blocks of half the size and several registers for the partial sums
                 // of one product.
@@ -304,6 +320,26 @@ unsafe fn multiply_block<V: Vector, const N: usize, const P: usize>(
             });
             V::store_sums(registers, products.pointer_mut(row + r).add(column));
         }
+    }
+}
+
+/// The products of [`BLOCK`] vectors with one another, each in one register of partial sums.
+#[inline(always)]
+unsafe fn multiply_triangle<V: Vector>(sample: &Lines, products: &mut Lines, row: usize) {
+    // SAFETY: the caller upholds the contract; every vector has a whole number of registers.
+    unsafe {
+        let mut of_d = [V::splat(0.0); BLOCK];
+        let mut of_c = of_d;
+        for at in (0..sample.stride).step_by(PARTIALS) {
+            let [a, b, c, d]: [V; BLOCK] = std::array::from_fn(|n| V::load(sample.pointer(row + n).add(at)));
+            of_d =
+                [d.mul_add(a, of_d[0]), d.mul_add(b, of_d[1]), d.mul_add(c, of_d[2]), b.mul_add(a, of_d[3])];
+            of_c = [c.mul_add(a, of_c[0]), c.mul_add(b, of_c[1]), of_c[2], of_c[3]];
+        }
+        // What lies beyond the triangle is not meaningful, so the product of `b` and `a` may pass through there.
+        V::store_sums(of_d, products.pointer_mut(row + 3).add(row));
+        V::store_sums(of_c, products.pointer_mut(row + 2).add(row));
+        *products.pointer_mut(row + 1).add(row) = *products.pointer(row + 3).add(row + 3);
     }
 }
 
