@@ -119,8 +119,22 @@ pub(crate) struct Batch {
 impl Batch {
     fn finish(&self, py: Python<'_>) -> PyResult<rowmill_serve::Batch<Task>> {
         let batch = self.batch.lock().ok().and_then(|mut batch| batch.take());
-        batch.ok_or_else(|| invalid(py, "the batch is answered already"))
+        batch.ok_or_else(|| answered(py))
     }
+
+    /// What `work` makes of the batch, without the GIL.
+    fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut rowmill_serve::Batch<Task>) -> R + Send,
+    ) -> PyResult<R> {
+        let done = py.detach(|| self.batch.lock().ok().and_then(|mut batch| batch.as_mut().map(work)));
+        done.ok_or_else(|| answered(py))
+    }
+}
+
+fn answered(py: Python<'_>) -> PyErr {
+    invalid(py, "the batch is answered already")
 }
 
 #[pymethods]
@@ -134,6 +148,30 @@ impl Batch {
             .flatten()
             .map(|task| task.tensors.iter().map(|tensor| dlpack::capsule(py, tensor)).collect())
             .collect()
+    }
+
+    /// The tensors of all requests as those of one, in the form of `requests`. An error where they cannot be joined.
+    fn joined<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyCapsule>>> {
+        let arena = &self.program.get().arena;
+        let joined = self.with(py, |batch| rowmill_serve::join(&mut batch.requests, arena))?;
+        let tensors = joined.map_err(|failure| raised(py, &failure))?;
+        tensors.iter().map(|tensor| dlpack::capsule(py, tensor)).collect()
+    }
+
+    /// Answer each request with its rows of the outputs for `joined`, which took the program some CPU time. After an error no
+    /// request is answered.
+    fn reply_joined(&self, py: Python<'_>, outputs: Vec<Bound<'_, PyCapsule>>, cpu_s: f64) -> PyResult<()> {
+        let Program { program, arena } = self.program.get();
+        let copied = (0..).zip(&outputs).map(|(number, capsule)| dlpack::copied(arena, number, capsule));
+        let outputs: Result<Vec<Tensor>, Failure> = copied.collect::<PyResult<_>>()?;
+        let outputs = outputs.map_err(|failure| raised(py, &failure))?;
+        let replies = self.with(py, |batch| rowmill_serve::split(&batch.requests, &outputs))?;
+        let replies = replies.map_err(|failure| raised(py, &failure))?;
+        program.add_cpu(seconds(py, cpu_s)?);
+        for (task, outputs) in self.finish(py)?.requests.drain(..).zip(replies) {
+            task.reply(outputs);
+        }
+        Ok(())
     }
 
     /// Answer each request, which took the program some CPU time.

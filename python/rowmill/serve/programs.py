@@ -1,6 +1,7 @@
 """Halves of models that run in torch, each in threads that take batches of requests and answer them.
 
-The tensors of a request are used in place, in the worker's arena. If a batch joins several requests, their tensors are copied once.
+The tensors of a request are used in place, in the worker's arena. If a batch joins several requests, their tensors are copied
+once, within the arena.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ class ProgramThreads:
 
     def _answer(self, batch: _core.Batch) -> None:
         try:
+            if self._joins and self._sized is None and self._answer_joined(batch):
+                return
             # A request is read-only; programs of torch.export change none of their inputs. The tensors go before the reply, so
             # that one message to the CPU half brings the reply and releases the request.
             answers, cpu_s = self._run(
@@ -119,6 +122,16 @@ class ProgramThreads:
             )
         except Exception as error:
             batch.fail(self._reason(error))
+
+    def _answer_joined(self, batch: _core.Batch) -> bool:
+        """Answer a batch by one call of the program. False where that failed: one request can make the whole batch raise, for
+        example by an index that is out of range."""
+        try:
+            outputs, cpu_s = self._timed(self._program, *map(_from_capsule, batch.joined()))
+            batch.reply_joined(list(map(_capsule, outputs)), cpu_s)
+        except Exception:
+            return False
+        return True
 
     def _reason(self, error: Exception) -> str:
         return (
@@ -151,10 +164,9 @@ class ProgramThreads:
         self, requests: list[list[Tensor]]
     ) -> tuple[Sequence[Sequence[Tensor] | Exception], float]:
         """The outputs of each request or its error, and the CPU time of the program in seconds."""
-        if self._sized is not None or (self._joins and len(requests) > 1):
-            # One request can make the whole batch raise, for example by an index that is out of range.
-            with suppress(Exception):
-                return self._run_joined(requests)
+        if self._sized is not None:
+            with suppress(Exception):  # As in `_answer_joined`.
+                return self._timed(self._sized, requests)
         answers: list[Sequence[Tensor] | Exception] = []
         cpu_s = 0.0
         for tensors in requests:
@@ -167,15 +179,6 @@ class ProgramThreads:
             answers.append(outputs)
             cpu_s += more_s
         return answers, cpu_s
-
-    def _run_joined(self, requests: list[list[Tensor]]) -> tuple[Sequence[Sequence[Tensor]], float]:
-        """The outputs of each request, all of them by one call of the program."""
-        if self._sized is not None:
-            return self._timed(self._sized, requests)
-        rows = [tensors[0].shape[0] for tensors in requests]
-        joined = [torch.cat(parts) for parts in zip(*requests, strict=True)]
-        outputs, cpu_s = self._timed(self._program, *joined)
-        return list(zip(*(output.split(rows) for output in outputs), strict=True)), cpu_s
 
     def _timed(self, program: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
         """What a program gives, when the device is free, and its CPU time."""

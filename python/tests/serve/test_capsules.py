@@ -287,6 +287,30 @@ def test_outputs_that_cannot_be_sent_are_refused_and_freed(bundles: Path) -> Non
         assert user.numel() == 3
 
 
+def test_requests_of_a_batch_are_joined_and_each_gets_its_rows(bundles: Path) -> None:
+    numbers = [[1, 3], [0], [2, 2, 1]]
+    table = torch.arange(8.0).reshape(4, 2) + 1
+    with asked(bundles / "chosen") as model:
+        futures = []
+        for count, number in enumerate(numbers, 1):
+            futures.append(model.ask(torch.tensor(number)))
+            until("it waits", lambda count=count: model.waiting() == count)
+        batch = model.take()
+        joined = from_dlpack(batch.joined()[0])
+        assert joined.tolist() == [1, 3, 0, 2, 2, 1]
+        outputs = table[joined]
+        with pytest.raises(InvalidInput, match=re.escape("tensor 0 has shape [5, 2], must have 6 rows")):
+            batch.reply_joined([to_dlpack(outputs[:5])], 0.0)
+        large = torch.rand(6, model.worker.arena()[1] // 64)
+        with pytest.raises(ServingError, match="no room for"):
+            batch.reply_joined([to_dlpack(large) for _ in range(3)], 0.0)
+        batch.reply_joined([to_dlpack(outputs)], 0.0)
+        for number, future in zip(numbers, futures, strict=True):
+            assert same(future.result(_WAIT_S)[0], table[number])
+        with pytest.raises(InvalidInput, match="answered already"):
+            batch.reply_joined([to_dlpack(outputs)], 0.0)
+
+
 def test_outputs_without_room_fail_their_request_alone(bundles: Path) -> None:
     with asked(bundles / "chosen") as model:
         futures = [model.ask(torch.zeros(1, dtype=torch.int64)) for _ in range(3)]

@@ -6,6 +6,7 @@
 //! run, so that none are in vain.
 
 mod dense;
+mod joined;
 mod lookup_threads;
 mod program;
 mod ranking;
@@ -16,6 +17,7 @@ mod stage;
 mod window;
 
 pub(crate) use dense::{DenseHalf, serve_dense};
+pub use joined::{join, split};
 pub(crate) use lookup_threads::LookupThreads;
 pub use program::{Program, Task};
 pub use ranking::TopK;

@@ -177,6 +177,18 @@ fn rows_of(tensors: &[Tensor]) -> u32 {
 }
 
 impl Task {
+    /// Rows that it adds to a batch.
+    pub(super) fn rows(&self) -> u64 {
+        self.tensors.first().and_then(|tensor| tensor.shape.first()).copied().unwrap_or(1)
+    }
+
+    /// Take other tensors with the same elements as inputs. Those of a peer stay: it learns with the reply that they are free.
+    pub(super) fn replace_inputs(&mut self, tensors: Vec<Tensor>) {
+        if let Way::Here(_) = self.answer {
+            self.tensors = tensors;
+        }
+    }
+
     /// Answer with the outputs, named by their numbers.
     pub fn reply(self, outputs: Vec<Tensor>) {
         let Self { tensors, turn, answer, .. } = self;
