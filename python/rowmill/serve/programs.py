@@ -124,8 +124,10 @@ class ProgramThreads:
             batch.fail(self._reason(error))
 
     def _answer_joined(self, batch: _core.Batch) -> bool:
-        """Answer a batch by one call of the program. False where that failed: one request can make the whole batch raise, for
-        example by an index that is out of range."""
+        """Answer a batch by one call of the program; return whether that worked.
+
+        One request can make the whole batch raise, for example by an index that is out of range.
+        """
         try:
             outputs, cpu_s = self._timed(self._program, *map(_from_capsule, batch.joined()))
             batch.reply_joined(list(map(_capsule, outputs)), cpu_s)

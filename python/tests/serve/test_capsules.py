@@ -299,7 +299,9 @@ def test_requests_of_a_batch_are_joined_and_each_gets_its_rows(bundles: Path) ->
         joined = from_dlpack(batch.joined()[0])
         assert joined.tolist() == [1, 3, 0, 2, 2, 1]
         outputs = table[joined]
-        with pytest.raises(InvalidInput, match=re.escape("tensor 0 has shape [5, 2], must have 6 rows")):
+        with pytest.raises(
+            InvalidInput, match=re.escape("tensor 0 has shape [5, 2], must have 6 rows")
+        ):
             batch.reply_joined([to_dlpack(outputs[:5])], 0.0)
         large = torch.rand(6, model.worker.arena()[1] // 64)
         with pytest.raises(ServingError, match="no room for"):

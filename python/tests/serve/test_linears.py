@@ -72,7 +72,9 @@ def test_only_relus_change_where_torch_is_faster(monkeypatch: pytest.MonkeyPatch
         for old, new in zip(before.graph.nodes, after.graph.nodes, strict=True)
         if old.target != new.target
     ]
-    assert changed == list(in_place.items()) * 2, "the third ReLU is over a value that is used twice"
+    assert changed == list(in_place.items()) * 2, (
+        "the third ReLU is over a value that is used twice"
+    )
     with torch.inference_mode():
         x = torch.rand(17, 300) - 0.5
         for expected, found in zip(before(x), after(x), strict=True):
