@@ -350,8 +350,10 @@ fn refused(stage: &Stage, refusal: Refusal) -> Failure {
 mod tests {
     use std::sync::mpsc;
 
+    use super::super::Program;
     use super::*;
     use crate::BatchLimits;
+    use crate::metrics::HalfMetrics;
 
     const LONG: Duration = Duration::from_mins(1);
 
@@ -400,8 +402,9 @@ mod tests {
                 queue_requests_max: 10,
                 batches_max: 1,
             };
-            self.window = Some(Window::new(limits, self.threads.count()));
-            let ahead = (0..2).map(|_| {
+            let dense = Program::new(limits, None, &Arc::default());
+            self.window = Some(Window::new(dense, self.threads.count()));
+            let ahead = (0..self.threads.count()).map(|_| {
                 let done = self.runtime.block_on(self.ask(Part::First, LONG, || ())).unwrap().unwrap();
                 done.ahead.unwrap()
             });
@@ -475,6 +478,26 @@ mod tests {
         drop(ahead);
         fixture.status(held).unwrap();
         assert_eq!(ran.try_iter().collect::<Vec<_>>(), [2, 3, 1]);
+    }
+
+    #[test]
+    fn a_window_holds_a_batch_for_each_that_may_run_at_once_now() {
+        let mut fixture = Fixture::new(1, 10);
+        let limits =
+            BatchLimits { batch_requests_max: 3, batch_rows_max: 64, queue_requests_max: 10, batches_max: 2 };
+        let metrics = Arc::new(HalfMetrics::default());
+        let window = Window::new(Program::new(limits, None, &metrics), 1);
+        fixture.window = Some(Arc::clone(&window));
+        for (batches, requests) in [(2, 6), (1, 3)] {
+            metrics.set_batches(batches);
+            let mut ahead = Vec::new();
+            while window.is_open(Instant::now() + LONG * 2) {
+                let done = fixture.runtime.block_on(fixture.ask(Part::First, LONG, || ())).unwrap().unwrap();
+                ahead.push(done.ahead);
+                fixture.until_idle();
+            }
+            assert_eq!(ahead.len(), requests);
+        }
     }
 
     #[test]

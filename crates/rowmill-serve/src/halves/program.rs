@@ -147,6 +147,11 @@ impl Program {
         self.limits
     }
 
+    /// How many of them may run at once now.
+    pub(super) fn batches(&self) -> usize {
+        self.metrics.batches()
+    }
+
     /// Requests that wait.
     pub fn queued(&self) -> usize {
         self.queue.queued()

@@ -82,7 +82,7 @@ impl Served {
         let window = match (&cpu, &dense) {
             // It runs behind the lookups, and refuses requests by its own queue.
             (Some(Half::Program(_)), _) => None,
-            (_, Some(Dense::Here(program))) => Some(Window::new(program.limits(), threads.count())),
+            (_, Some(Dense::Here(program))) => Some(Window::new(program.clone(), threads.count())),
             _ => None,
         };
         Self { signature, transform, threads, arena, cpu, dense, window, post, first, last, metrics }
@@ -351,12 +351,12 @@ mod tests {
             })
             .collect();
         let looked_up = || served.metrics.cpu.run.count();
-        // Two batches of one request.
-        until(|| (served.metrics.dense.waiting(), served.metrics.cpu.waiting()) == (2, 2)).await;
-        assert_eq!(looked_up(), 2);
+        // A batch of one request.
+        until(|| (served.metrics.dense.waiting(), served.metrics.cpu.waiting()) == (1, 3)).await;
+        assert_eq!(looked_up(), 1);
         let take = || tokio::task::block_in_place(|| program.take(WAIT).unwrap());
         let first = take();
-        until(|| looked_up() == 3).await;
+        until(|| looked_up() == 2).await;
         for request in asked.drain(..) {
             request.abort();
             assert!(request.await.unwrap_err().is_cancelled());
