@@ -71,13 +71,13 @@ pub fn split(requests: &[Task], tensors: &[Tensor]) -> Result<Vec<Vec<Tensor>>, 
     let of_request = |request: &Task| {
         let start = end;
         end += request.rows();
-        tensors.iter().map(|tensor| rows_of(tensor, start, end)).collect()
+        tensors.iter().map(|tensor| slice(tensor, start, end)).collect()
     };
     Ok(requests.iter().map(of_request).collect())
 }
 
 /// Rows `start` to `end` of a tensor.
-fn rows_of(tensor: &Tensor, start: u64, end: u64) -> Tensor {
+fn slice(tensor: &Tensor, start: u64, end: u64) -> Tensor {
     let row_bytes = tensor.data.len().checked_div(tensor.shape[0] as usize).unwrap_or(0);
     let mut shape = tensor.shape.clone();
     shape[0] = end - start;

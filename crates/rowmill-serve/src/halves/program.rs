@@ -184,7 +184,7 @@ fn rows_of(tensors: &[Tensor]) -> u32 {
 impl Task {
     /// Rows that it adds to a batch.
     pub(super) fn rows(&self) -> u64 {
-        self.tensors.first().and_then(|tensor| tensor.shape.first()).copied().unwrap_or(1)
+        u64::from(rows_of(&self.tensors))
     }
 
     /// Take other tensors with the same elements as inputs. Those of a peer stay: it learns with the reply that they are free.

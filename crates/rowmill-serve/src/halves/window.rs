@@ -1,8 +1,7 @@
 //! How far the lookups of a model run ahead of its dense half.
 //!
 //! Pooled vectors are much larger than the ids of a request. A request that cannot be in the next batch of the dense half waits
-//! with its ids, so that few requests hold pooled vectors: those of two batches and more no longer fit into the caches of a
-//! small machine, and `wire_memory` bounds those that wait.
+//! with its ids: with more pooled vectors ahead, batches took longer (decision 0021), and `wire_memory` bounds those that wait.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
