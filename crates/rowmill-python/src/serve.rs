@@ -139,6 +139,11 @@ fn answered(py: Python<'_>) -> PyErr {
 
 #[pymethods]
 impl Batch {
+    fn __len__(&self) -> usize {
+        let batch = self.batch.lock().ok();
+        batch.and_then(|batch| batch.as_ref().map(|batch| batch.requests.len())).unwrap_or(0)
+    }
+
     /// The tensors of each request, as `DLPack` capsules over memory that must not be written.
     fn requests<'py>(&self, py: Python<'py>) -> PyResult<Vec<Vec<Bound<'py, PyCapsule>>>> {
         let batch = self.batch.lock().ok();
@@ -152,8 +157,8 @@ impl Batch {
 
     /// The tensors of all requests as those of one, in the form of `requests`. An error where they cannot be joined.
     fn joined<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyCapsule>>> {
-        let arena = &self.program.get().arena;
-        let joined = self.with(py, |batch| rowmill_serve::join(&mut batch.requests, arena))?;
+        let Program { program, arena } = self.program.get();
+        let joined = self.with(py, |batch| program.join(batch, arena))?;
         let tensors = joined.map_err(|failure| raised(py, &failure))?;
         tensors.iter().map(|tensor| dlpack::capsule(py, tensor)).collect()
     }

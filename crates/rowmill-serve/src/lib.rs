@@ -24,7 +24,7 @@ pub use batching::{
 };
 pub use failure::Failure;
 pub use front_door::{Ask, CheckTime, FrontDoor, Given, Infer, Model, TensorSpec};
-pub use halves::{Program, Task, TopK, join, split};
+pub use halves::{Program, Task, TopK, split};
 pub use load::{Counts, LoadOptions, LoadReport, Pace, Percentiles, StatusCount, load};
 pub use messages::{
     DType, HEADER_BYTES, Header, Intake, Kind, Limits, Message, MessageError, Received, SMALL_BYTES,

@@ -104,7 +104,8 @@ class ProgramThreads:
 
     def _answer(self, batch: _core.Batch) -> None:
         try:
-            if self._joins and self._sized is None and self._answer_joined(batch):
+            is_joined = self._joins and self._sized is None and len(batch) > 1
+            if is_joined and self._answer_joined(batch):
                 return
             # A request is read-only; programs of torch.export change none of their inputs. The tensors go before the reply, so
             # that one message to the CPU half brings the reply and releases the request.

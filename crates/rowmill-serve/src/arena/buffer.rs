@@ -49,6 +49,26 @@ impl Buffer {
         Self { holder: Holder::Lease(Arc::new(lease)), start: 0, bytes }
     }
 
+    pub(super) fn of_strip(lease: Arc<Lease>, start: usize, bytes: usize) -> Self {
+        Self { holder: Holder::Lease(lease), start, bytes }
+    }
+
+    /// Parts of one strip that lie side by side, in this order, as one buffer; `None` where they do not.
+    pub(crate) fn side_by_side<'a>(parts: impl IntoIterator<Item = &'a Self>) -> Option<Self> {
+        let mut parts = parts.into_iter();
+        let mut whole = parts.next()?.clone();
+        for part in parts {
+            let (Holder::Lease(lease), Holder::Lease(next)) = (&whole.holder, &part.holder) else {
+                return None;
+            };
+            if !Arc::ptr_eq(lease, next) || part.start != whole.start + whole.bytes {
+                return None;
+            }
+            whole.bytes += part.bytes;
+        }
+        Some(whole)
+    }
+
     /// Bytes of a peer's arena; `None` where they lie outside of it.
     pub(crate) fn of_peer(message: &Arc<LentMessage>, start: u64, bytes: u64) -> Option<Self> {
         let (start, bytes) = (usize::try_from(start).ok()?, usize::try_from(bytes).ok()?);
@@ -109,7 +129,9 @@ impl Deref for Buffer {
     fn deref(&self) -> &[u8] {
         match &self.holder {
             Holder::Nothing => &[],
-            Holder::Lease(lease) => &lease[self.start..self.start + self.bytes],
+            // SAFETY: the range lies inside the lease, and its writer gave it up when it was shared. No other bytes of the
+            // lease are borrowed: parts of a strip may still be written.
+            Holder::Lease(lease) => unsafe { lease.slice(self.start, self.bytes) },
             Holder::Heap(bytes) => &bytes[self.start..self.start + self.bytes],
             // SAFETY: the range lies inside the mapping, as `of_peer` checked. The peer wrote these bytes before it
             // lent them, and by the protocol writes them again only after `release`. A peer that breaks this rule

@@ -3,13 +3,14 @@
 //! Invariants:
 //! - The arena never grows. Its size is the process's `wire_memory`; a lease beyond it is refused or waits.
 //! - A page belongs to one [`Lease`] at most. A lease is written through `&mut` alone; once shared as a [`Buffer`] it
-//!   is read-only, and its pages return when the last buffer is dropped.
+//!   is read-only, and its pages return when the last buffer is dropped. The same holds for each part of a [`Strip`].
 //! - The memory is a sealed memfd, so that a peer on this machine can map it and read tensors without a copy
 //!   (transport `shm://`), and no peer can shrink it under a reader.
 
 mod buddy;
 mod buffer;
 mod mapping;
+mod strip;
 mod words;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,6 +24,7 @@ use buddy::Buddy;
 pub use buffer::Buffer;
 pub(crate) use buffer::{LentMessage, Release};
 pub(crate) use mapping::{Mapping, sealed_file, sealed_file_bytes};
+pub(crate) use strip::{Strip, StripPart};
 pub(crate) use words::{Word, words, words_mut};
 
 /// Granule of leases: a page, so that neighbouring leases share no cache line or page.
@@ -174,6 +176,27 @@ impl Lease {
     fn start(&self) -> usize {
         self.first_page as usize * PAGE_BYTES
     }
+
+    /// Some of its bytes.
+    ///
+    /// # Safety
+    /// They lie inside the lease, and are not written while the slice lives.
+    unsafe fn slice(&self, start: usize, bytes: usize) -> &[u8] {
+        debug_assert!(start + bytes <= self.bytes);
+        // SAFETY: the lease lies inside the mapping; the rest is the caller's duty.
+        unsafe { self.arena.0.memory.slice(self.start() + start, bytes) }
+    }
+
+    /// Some of its bytes, to write. A peer that maps the arena maps it read-only, and reads only what a message has lent to it.
+    ///
+    /// # Safety
+    /// They lie inside the lease, and are neither read nor written elsewhere while the slice lives.
+    #[expect(clippy::mut_from_ref, reason = "parts of a strip divide its lease among themselves")]
+    unsafe fn slice_mut(&self, start: usize, bytes: usize) -> &mut [u8] {
+        debug_assert!(start + bytes <= self.bytes);
+        // SAFETY: as in `slice`.
+        unsafe { self.arena.0.memory.slice_mut(self.start() + start, bytes) }
+    }
 }
 
 impl std::ops::Deref for Lease {
@@ -181,15 +204,14 @@ impl std::ops::Deref for Lease {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: these pages are leased to `self` alone, and writing them needs `&mut self`.
-        unsafe { self.arena.0.memory.slice(self.start(), self.bytes) }
+        unsafe { self.slice(0, self.bytes) }
     }
 }
 
 impl std::ops::DerefMut for Lease {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: these pages are leased to `self` alone, which is borrowed uniquely. A peer that maps the arena maps
-        // it read-only, and reads only what a message has lent to it.
-        unsafe { self.arena.0.memory.slice_mut(self.start(), self.bytes) }
+        // SAFETY: these pages are leased to `self` alone, which is borrowed uniquely.
+        unsafe { self.slice_mut(0, self.bytes) }
     }
 }
 

@@ -129,7 +129,7 @@ pub struct Next<T> {
     pub held_until: Option<Instant>,
 }
 
-/// The deadline queue of one device.
+/// The deadline queue of one program on a device.
 #[derive(Debug)]
 pub struct Batcher<T> {
     limits: BatchLimits,

@@ -152,6 +152,11 @@ impl<T> Dispatcher<T> {
         }
     }
 
+    /// Whether a request that arrives now waits: as many batches run as may.
+    pub fn is_busy(&self) -> bool {
+        self.state.lock().batcher.free() == 0
+    }
+
     /// Requests that wait.
     pub fn queued(&self) -> usize {
         self.state.lock().batcher.queued()

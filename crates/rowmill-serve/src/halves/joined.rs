@@ -4,16 +4,19 @@ use super::Task;
 use crate::messages::SMALL_BYTES;
 use crate::{Arena, Buffer, Failure, Tensor};
 
-/// The inputs of all requests as those of one, whose rows are those of the requests, in their order. They are copied, large
-/// ones into the arena. From then on, requests of this process have their inputs there: the next lookups can use the memory of
-/// the old ones while it is still in the caches.
+/// The inputs of all requests as those of one, whose rows are those of the requests, in their new order. Where lookup threads
+/// have put them side by side ([`NextBatch`](super::next_batch)), they are used in place. Else they are copied, large ones into
+/// the arena. From then on, requests of this process have their inputs there: the next lookups can use the memory of the old
+/// ones while it is still in the caches.
 ///
 /// # Errors
 /// When types or shapes differ in more than the number of rows, or the arena has no room. The requests are unchanged then.
-pub fn join(requests: &mut [Task], arena: &Arena) -> Result<Vec<Tensor>, Failure> {
+pub(super) fn join(requests: &mut [Task], arena: &Arena) -> Result<Vec<Tensor>, Failure> {
     if let [only] = requests {
         return Ok(only.tensors.clone());
     }
+    // Those side by side, in the order in which they lie there.
+    requests.sort_by_key(|request| request.tensors.first().map(|tensor| tensor.data.as_ptr().addr()));
     let count = requests.first().map_or(0, |request| request.tensors.len());
     let of_number = |number| -> Result<Tensor, Failure> {
         let parts = requests.iter().map(|request| request.tensors.get(number));
@@ -37,7 +40,9 @@ fn join_tensors(parts: &[&Tensor], number: usize, arena: &Arena) -> Result<Tenso
     let mut shape = first.shape.clone();
     shape[0] = parts.iter().map(|part| part.shape[0]).sum();
     let bytes = parts.iter().map(|part| part.data.len()).sum();
-    let data = if bytes <= SMALL_BYTES {
+    let data = if let Some(whole) = Buffer::side_by_side(parts.iter().map(|part| &part.data)) {
+        whole
+    } else if bytes <= SMALL_BYTES {
         let mut whole = vec![0; bytes];
         copy(parts, &mut whole);
         Buffer::from(&whole[..])

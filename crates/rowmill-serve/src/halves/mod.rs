@@ -8,6 +8,7 @@
 mod dense;
 mod joined;
 mod lookup_threads;
+mod next_batch;
 mod program;
 mod ranking;
 mod remote;
@@ -17,7 +18,7 @@ mod stage;
 mod window;
 
 pub(crate) use dense::{DenseHalf, serve_dense};
-pub use joined::{join, split};
+pub use joined::split;
 pub(crate) use lookup_threads::LookupThreads;
 pub use program::{Program, Task};
 pub use ranking::TopK;

@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::joined::join;
+use super::next_batch::NextBatch;
 use super::window::Ahead;
 use crate::metrics::{HalfMetrics, Reason, Turn};
+use crate::plan::Array;
 use crate::{
-    Batch, BatchLimits, CoreShare, Dispatcher, Failure, Refusal, Replier, Reservation, Status, Submitted,
-    Tensor,
+    Arena, Batch, BatchLimits, Buffer, CoreShare, Dispatcher, Failure, Refusal, Replier, Reservation, Status,
+    Submitted, Tensor,
 };
 
 /// The queue of a program. Clones are the same queue.
@@ -21,6 +24,9 @@ pub struct Program {
     limits: BatchLimits,
     share: Option<Arc<Mutex<CoreShare>>>,
     metrics: Arc<HalfMetrics>,
+    next: Arc<NextBatch>,
+    /// Whether requests of a batch are joined.
+    joins: Arc<AtomicBool>,
     is_closed: Arc<AtomicBool>,
 }
 
@@ -56,6 +62,8 @@ impl Program {
             limits,
             share: share.map(|share| Arc::new(Mutex::new(share))),
             metrics: Arc::clone(metrics),
+            next: Arc::default(),
+            joins: Arc::default(),
             is_closed: Arc::default(),
         }
     }
@@ -125,11 +133,30 @@ impl Program {
     /// Wait for a batch, `wait` at most.
     pub fn take(&self, wait: Duration) -> Option<Batch<Task>> {
         let mut batch = self.queue.take(wait)?;
+        self.next.close();
         for task in &mut batch.requests {
             task.turn.begin();
             task.ahead = None;
         }
         Some(batch)
+    }
+
+    /// The inputs of a batch as those of one request, whose rows are those of the requests.
+    ///
+    /// # Errors
+    /// When types or shapes differ in more than the number of rows, or the arena has no room. No input is changed then.
+    pub fn join(&self, batch: &mut Batch<Task>, arena: &Arena) -> Result<Vec<Tensor>, Failure> {
+        self.joins.store(true, Relaxed);
+        join(&mut batch.requests, arena)
+    }
+
+    /// Copies of the inputs of a request that will wait, where those of the next batch come together. `None` where a batch is
+    /// not joined, or the request may run at once.
+    pub(super) fn gather(&self, arena: &Arena, inputs: &[Array]) -> Option<Vec<Buffer>> {
+        if !self.joins.load(Relaxed) || !self.queue.is_busy() {
+            return None;
+        }
+        self.next.add(arena, self.limits, inputs)
     }
 
     /// Count CPU time that running the program has taken, and decide again how many batches run at once.
@@ -222,6 +249,7 @@ impl Task {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{DType, TensorName};
 
     #[test]
     fn batches_that_use_little_of_the_cpu_time_run_one_at_a_time() {
@@ -240,5 +268,49 @@ mod tests {
         assert_eq!(metrics.batches(), 1);
         program.add_cpu(Duration::from_mins(1));
         assert_eq!(metrics.batches(), 1, "it is decided once per second");
+    }
+
+    #[tokio::test]
+    async fn waiting_requests_are_joined_without_a_copy_in_any_order() {
+        let arena = Arena::new(1 << 20).unwrap();
+        let limits =
+            BatchLimits { batch_requests_max: 4, batch_rows_max: 64, queue_requests_max: 8, batches_max: 1 };
+        let program = Program::new(limits, None, &Arc::default());
+        let input = |fill| {
+            let data = Buffer::from(&[fill; 6000][..]);
+            [Array { dtype: DType::UInt8, shape: vec![2, 3000], data }]
+        };
+        let later = |seconds| Instant::now() + Duration::from_secs(seconds);
+        let ask = async |data: Buffer, seconds| {
+            let (program, queued) = (program.clone(), program.queued());
+            let tensor = Tensor::new(TensorName::Number(0), DType::UInt8, &[2, 3000], data);
+            let waiting = program.clone();
+            let asked =
+                tokio::spawn(async move { program.run(vec![tensor], later(seconds), None, None).await });
+            while waiting.queued() == queued {
+                tokio::task::yield_now().await;
+            }
+            asked
+        };
+        let mut asked = vec![ask(input(0)[0].data.clone(), 60).await];
+        let mut running = program.take(Duration::ZERO).unwrap();
+        assert!(program.gather(&arena, &input(1)).is_none(), "batches are not joined yet");
+        program.join(&mut running, &arena).unwrap();
+        let [early, late] = [1, 2].map(|fill| program.gather(&arena, &input(fill)).unwrap().remove(0));
+        let start = early.as_ptr();
+        asked.push(ask(early, 90).await);
+        asked.push(ask(late, 60).await);
+        drop(running);
+        let mut batch = program.take(Duration::ZERO).unwrap();
+        let joined = program.join(&mut batch, &arena).unwrap().remove(0);
+        assert_eq!((joined.data.as_ptr(), &joined.shape[..]), (start, &[4, 3000][..]));
+        assert_eq!([joined.data[5999], joined.data[6000]], [1, 2]);
+        drop(batch);
+        assert!(program.gather(&arena, &input(3)).is_none(), "the next request may run at once");
+        for asked in asked {
+            assert_eq!(asked.await.unwrap().unwrap_err().status, Status::Failed);
+        }
+        drop(joined);
+        assert_eq!(arena.held_bytes(), 0);
     }
 }

@@ -108,6 +108,7 @@ impl Served {
             if let Some(Half::Plan(plan)) = &served.cpu {
                 values.extend(plan.run(arena, &values, deadline)?);
             }
+            served.gather(arena, &mut values);
             Ok(values)
         };
         let window = self.window.as_ref();
@@ -211,6 +212,18 @@ impl Served {
         repeat_user_inputs(signature, arena, &mut values)?;
         bind(&signature.inputs, &values)?;
         Ok(values)
+    }
+
+    /// Let the inputs of the dense half lie beside those of the other requests for its next batch.
+    fn gather(&self, arena: &Arena, values: &mut Values) {
+        let (Some(Dense::Here(program)), Some(about)) = (&self.dense, self.signature.half("dense")) else {
+            return;
+        };
+        let inputs: Option<Vec<_>> = about.inputs.iter().map(|name| values.get(name).cloned()).collect();
+        let Some(copies) = inputs.and_then(|inputs| program.gather(arena, &inputs)) else { return };
+        for (name, data) in about.inputs.iter().zip(copies) {
+            values.entry(name.clone()).and_modify(|value| value.data = data);
+        }
     }
 
     fn best(&self, top: TopK, values: &Values) -> Result<Vec<Tensor>, Failure> {
