@@ -31,7 +31,7 @@ def report(split: Split, example: Example) -> str:
     captured, placement = split.captured, split.placement
     graph = captured.graph
     ways = {
-        "colouring alone": graph.crossing(colour(graph, placement.parts)),
+        "colouring alone, no rule": graph.crossing(colour(graph, placement.parts)),
         "prism": place(graph, "prism").crossing,
         "bytes": place(graph, "bytes").crossing,
     }

@@ -90,3 +90,22 @@ def click_model(name: str, embeddings: Callable[[list[int]], nn.Module]) -> Mode
         return (*inputs, torch.randint(0, P + 1, (rows,))) if layout == "history" else inputs
 
     return Model(build(embeddings(columns)), call)
+
+
+class Transformer(nn.Module):
+    """A transformer over the embeddings of a sequence, with positions as constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = nn.Embedding(IDS, D, padding_idx=0)
+        self.positions = nn.Embedding(6, D)
+        self.block = nn.TransformerEncoderLayer(D, 2, 16, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(D, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        items = self.items(ids) + self.positions(torch.arange(6))
+        return self.out(self.block(items).mean(1)).squeeze(1)
+
+
+def transformer() -> Model:
+    return Model(Transformer(), lambda rows: (torch.randint(0, IDS, (rows, 6)),))

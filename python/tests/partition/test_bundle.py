@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,22 @@ import torch
 from torch import Tensor, nn
 
 import rowmill
-from python.tests.partition.models import IDS, D, Model, bags, click_model, stacked
+from python.tests.partition.models import (
+    IDS,
+    D,
+    Model,
+    bags,
+    click_model,
+    stacked,
+    transformer,
+)
 from python.tests.serve.workers import Ragged, ragged_call
 from rowmill.errors import BundleDamaged, BundleExists, CannotExport, InvalidInput
 from rowmill.partition.bundle import Bundle
+from rowmill.partition.capture import capture
+from rowmill.partition.colouring import colour
 from rowmill.partition.export import export
+from rowmill.partition.placement import Parts, place
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,10 +73,16 @@ def test_a_click_model_over_a_store(store: rowmill.Store, tmp_path: Path) -> Non
     assert [step["tables"] for step in lookups] == [["C0", "C1", "C2"]]
     # Weights are stored separately from the program.
     assert not (tmp_path / "bundle" / "cpu.pt2").exists()
-    page = (tmp_path / "bundle" / "report.html").read_text()
-    assert "colouring alone" in page
-    assert "aten::linear" in page
-    assert "http" not in page
+
+
+@pytest.mark.parametrize("name", ["din", "transformer"])
+def test_models_over_torch_embeddings_have_a_native_cpu_half(name: str, tmp_path: Path) -> None:
+    model = transformer() if name == "transformer" else click_model(name, bags)
+    assert export(model.module, [model.call(4)], out=tmp_path / "bundle") == ()
+    assert (tmp_path / "bundle" / "cpu.json").exists()
+    assert not (tmp_path / "bundle" / "cpu.pt2").exists()
+    with Bundle.open(tmp_path / "bundle") as bundle:
+        answers_alike(bundle, model)
 
 
 class Scores(nn.Module):
@@ -98,6 +116,19 @@ def test_torch_embeddings_become_rows_and_post_processing_a_plan(tmp_path: Path)
     folder = tmp_path / "bundle"
     post = json.loads((folder / "post.json").read_text())
     assert [step["op"] for step in post["steps"]] == ["topk"]
+    page = (folder / "report.html").read_text()
+    ways = ("colouring alone, no rule", "prism", "bytes")
+    assert "".join(f"<th>bytes, {way}</th>" for way in ways) in page
+    graph = capture(model.module, [model.call(4)]).graph
+    totals = [
+        graph.request_bytes(colour(graph, Parts.of(graph))),
+        *(sum(place(graph, rule).crossing.values()) for rule in ("prism", "bytes")),
+    ]
+    assert "<td>all</td>" + "".join(f"<td class=n>{total:,}</td>" for total in totals) in page
+    times = re.findall(r"<td>aten::embedding_bag</td><td>CPU</td><td class=n>(\d+)</td>", page)
+    assert times
+    assert all(int(micros) > 0 for micros in times)
+    assert "http" not in page
     with rowmill.open(folder / "rows", memory="16MiB", read_only=True) as rows:
         assert rows.table_names() == ["user", "words"]
 

@@ -11,7 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from python.tests.partition.models import CLICK_MODELS, IDS, D, Model, bags, click_model, stacked
+from python.tests.partition.models import (
+    CLICK_MODELS,
+    IDS,
+    D,
+    Model,
+    bags,
+    click_model,
+    stacked,
+    transformer,
+)
 from rowmill.partition.capture import capture
 from rowmill.partition.placement import Rule, place
 from rowmill.partition.split import Split, split
@@ -65,23 +74,8 @@ def test_click_models_over_torch_embeddings_by_the_rule_prism(name: str) -> None
     assert not any("embeddings" in name for name in parts.dense.program.state_dict)
 
 
-class Transformer(nn.Module):
-    """A transformer over the embeddings of a sequence, with positions as constants."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.items = nn.Embedding(IDS, D, padding_idx=0)
-        self.positions = nn.Embedding(6, D)
-        self.block = nn.TransformerEncoderLayer(D, 2, 16, dropout=0.0, batch_first=True)
-        self.out = nn.Linear(D, 1)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        items = self.items(ids) + self.positions(torch.arange(6))
-        return self.out(self.block(items).mean(1)).squeeze(1)
-
-
 def test_a_transformer_over_torch_embeddings() -> None:
-    parts = checked(Model(Transformer(), lambda rows: (torch.randint(0, IDS, (rows, 6)),)))
+    parts = checked(transformer())
     assert parts.dense is not None
     # A lookup of constants is a constant, which the dense half computes once.
     assert "aten.embedding.default" not in targets(parts.dense.program)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import threading
@@ -47,6 +48,15 @@ def ask(address: str, model: str, inputs: dict[str, Tensor], **options: Any) -> 
             output["name"]: torch.from_numpy(result.as_numpy(output["name"]).copy())
             for output in result.get_response()["outputs"]
         }
+
+
+def cpu_seconds(*workers: Worker) -> float:
+    """CPU time that workers have used so far."""
+    fields = [
+        Path(f"/proc/{found.process.pid}/stat").read_text().rpartition(")")[2].split()
+        for found in workers
+    ]
+    return sum(int(times[11]) + int(times[12]) for times in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def answers_alike(address: str, bundles: Bundles) -> None:
@@ -239,6 +249,9 @@ def test_two_halves_answer_equally_and_recover_from_a_killed_dense_half(
         cpu = ("--role", "cpu", "--dense", address, "--preload")
         with worker(*bundles.paths, *cpu, *_ANY) as front:
             answers_alike(front.addresses["http"], bundles)
+            before = cpu_seconds(first, front)
+            time.sleep(2.0)
+            assert cpu_seconds(first, front) - before < 0.5, "no thread polls for requests"
             first.kill()
             (inputs, _), *_ = bundles.requests("dlrm")
             begin = time.monotonic()
