@@ -281,25 +281,25 @@ mod tests {
             [Array { dtype: DType::UInt8, shape: vec![2, 3000], data }]
         };
         let later = |seconds| Instant::now() + Duration::from_secs(seconds);
-        let ask = async |data: Buffer, seconds| {
-            let (program, queued) = (program.clone(), program.queued());
+        let ask = |data: Buffer, seconds| {
             let tensor = Tensor::new(TensorName::Number(0), DType::UInt8, &[2, 3000], data);
-            let waiting = program.clone();
-            let asked =
-                tokio::spawn(async move { program.run(vec![tensor], later(seconds), None, None).await });
-            while waiting.queued() == queued {
+            let program = program.clone();
+            tokio::spawn(async move { program.run(vec![tensor], later(seconds), None, None).await })
+        };
+        let waiting = async |requests| {
+            while program.queued() < requests {
                 tokio::task::yield_now().await;
             }
-            asked
         };
-        let mut asked = vec![ask(input(0)[0].data.clone(), 60).await];
+        let mut asked = vec![ask(input(0)[0].data.clone(), 60)];
+        waiting(1).await;
         let mut running = program.take(Duration::ZERO).unwrap();
         assert!(program.gather(&arena, &input(1)).is_none(), "batches are not joined yet");
         program.join(&mut running, &arena).unwrap();
         let [early, late] = [1, 2].map(|fill| program.gather(&arena, &input(fill)).unwrap().remove(0));
         let start = early.as_ptr();
-        asked.push(ask(early, 90).await);
-        asked.push(ask(late, 60).await);
+        asked.extend([ask(early, 90), ask(late, 60)]);
+        waiting(2).await;
         drop(running);
         let mut batch = program.take(Duration::ZERO).unwrap();
         let joined = program.join(&mut batch, &arena).unwrap().remove(0);
