@@ -212,6 +212,14 @@ def test_the_table_of_round_trips() -> None:
     assert made.summary["large_shm_4096_copied_over_messages"] == pytest.approx(1.5)
 
 
+def test_the_share_of_time_in_stalls() -> None:
+    made = benchmark()
+    line = {"seconds": 2.0, "stalls": 100, "stalled_s": 0.5}
+    summarize(made, [{"part": "stalls", "way": "4GiB", "round": 0, "stalls": line}])
+    assert made.summary["stalls_4GiB_percent"] == 25.0
+    assert made.summary["stalls_4GiB_per_s"] == 50.0
+
+
 def test_verdicts_name_each_figure_of_a_claim() -> None:
     summary = {
         "L_sequential_shm_over_all": 1.2,

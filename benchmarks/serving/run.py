@@ -25,16 +25,18 @@ from benchmarks.serving.peers import peers
 from benchmarks.serving.settings import FULL, QUICK, Settings
 from benchmarks.serving.shapes import SPLIT
 from benchmarks.serving.split import split
+from benchmarks.serving.stalls import stalls
 from benchmarks.serving.summary import AIMS, CLAIMS, summarize
 from benchmarks.serving.ways import WAYS
 
-PARTS = ("crossing", "sequential", "saturated", "peers", "large", "overload")
+PARTS = ("crossing", "sequential", "saturated", "peers", "large", "overload", "stalls")
 """`saturated` begins with `sequential`."""
 RUN = {
     "saturated": partial(split, saturated=True),
     "peers": peers,
     "large": large,
     "overload": overload,
+    "stalls": stalls,
 }
 
 

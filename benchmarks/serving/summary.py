@@ -48,6 +48,7 @@ def summarize(benchmark: common.Benchmark, cells: list[Cell]) -> None:
     _peers(benchmark, _variants(cells, "peers"), _variants(cells, "calm"))
     _large(benchmark, _variants(cells, "large"))
     _overload(benchmark, _variants(cells, "capacity"), _variants(cells, "overload"))
+    _stalls(benchmark, _variants(cells, "stalls"))
 
 
 def in_time(cell: Cell) -> int:
@@ -209,6 +210,15 @@ def _large(benchmark: common.Benchmark, ways: dict[str, Rounds]) -> None:
             uncopied = found[transport, kib, "messages"]
             ours, base = ([line["p50_us"] for line in of] for of in (lines, uncopied))
             _ratios(benchmark, f"large_{transport}_{kib}_copied_over_messages", ours, base)
+
+
+def _stalls(benchmark: common.Benchmark, ways: dict[str, Rounds]) -> None:
+    for way, rounds in ways.items():
+        found = [cell["stalls"] for cell in rounds.values()]
+        percent = common.Median.of(100 * of["stalled_s"] / of["seconds"] for of in found)
+        benchmark.summarize(f"stalls_{way}_percent", percent)
+        per_s = common.Median.of(of["stalls"] / of["seconds"] for of in found)
+        benchmark.summarize(f"stalls_{way}_per_s", per_s)
 
 
 def _overload(

@@ -22,6 +22,7 @@ mod peer;
 mod pooling;
 mod settings;
 mod space;
+mod stalls;
 mod stores;
 mod training;
 mod warm_up;
@@ -59,6 +60,10 @@ fn run(settings: &Settings) -> Result<(), Failure> {
         "open" => open::run(settings),
         "device" => device_probe::run(settings),
         "training" => training::run(settings),
+        "stalls" => {
+            stalls::run(settings);
+            Ok(())
+        }
         "pooling" => {
             pooling::run(settings);
             Ok(())

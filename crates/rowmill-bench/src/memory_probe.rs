@@ -135,7 +135,7 @@ fn bucket_word(id: u64) -> usize {
 }
 
 /// Zeroed memory in huge pages.
-struct HugePages {
+pub(crate) struct HugePages {
     base: *mut u64,
     bytes: usize,
 }
@@ -146,7 +146,7 @@ unsafe impl Sync for HugePages {}
 unsafe impl Send for HugePages {}
 
 impl HugePages {
-    fn new(bytes: usize) -> Self {
+    pub(crate) fn new(bytes: usize) -> Self {
         // SAFETY: a new private mapping, with advice to use huge pages.
         let base = unsafe {
             let base = libc::mmap(
@@ -164,7 +164,22 @@ impl HugePages {
         Self { base: base.cast(), bytes }
     }
 
-    fn touch(&mut self) {
+    /// Change one byte.
+    ///
+    /// # Panics
+    /// When the offset lies outside.
+    #[inline]
+    pub(crate) fn increment(&mut self, offset: usize) {
+        assert!(offset < self.bytes);
+        // SAFETY: the offset is inside the mapping.
+        unsafe {
+            let byte = self.base.byte_add(offset).cast::<u8>();
+            byte.write_volatile(byte.read_volatile().wrapping_add(1));
+        }
+    }
+
+    /// Let every page be resident.
+    pub(crate) fn touch(&mut self) {
         for offset in (0..self.bytes).step_by(4096) {
             // SAFETY: the offset is inside the mapping.
             unsafe {
