@@ -43,4 +43,6 @@ class Settings:
 
 
 FULL = Settings(SPLIT, WAYS, 200_000, 64, 5, 5.0, 6.0, 10.0, 30.0, 500, (0.5, 2, 4, 8), 5.0)
-QUICK = Settings((SPLIT[0], SPLIT[4]), WAYS, 20_000, 16, 1, 2.0, 4.0, 4.0, 10.0, 100, (0.25, 0.5), 1.0)
+QUICK = Settings(
+    (SPLIT[0], SPLIT[4]), WAYS, 20_000, 16, 1, 2.0, 4.0, 4.0, 10.0, 100, (0.25, 0.5), 1.0
+)
