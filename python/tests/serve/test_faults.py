@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-_PROGRAM = "python.tests.serve.pausing"
+PROGRAM = "python.tests.serve.pausing"
 _METRICS = ("--metrics-port", "0", "--wire-memory", "32MiB", "--batch-requests", "1")
 _TRANSPORTS = pytest.mark.parametrize("transport", ["tcp", "shm"])
 
@@ -56,7 +56,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def dense_half(bundle: Path, address: str, python: str | None = None) -> Generator[Worker]:
     flags = ("--role", "dense", "--listen", address, *_METRICS)
-    with worker(bundle, *flags, program=_PROGRAM, python=python or warm_python()) as found:
+    with worker(bundle, *flags, program=PROGRAM, python=python or warm_python()) as found:
         yield found
 
 
@@ -257,7 +257,7 @@ def test_sigterm_during_an_example_of_the_warm_up_ends_the_worker_cleanly(tmp_pa
     export_pausing(tmp_path / "slow", ms=1000.0)
     flags = ("--http-port", "0", *_METRICS, "--log-level", "info")
     with worker(
-        tmp_path / "slow", *flags, wait=False, program=_PROGRAM, python=warm_python()
+        tmp_path / "slow", *flags, wait=False, program=PROGRAM, python=warm_python()
     ) as found:
         until("the start", lambda: any("half: " in line for line in found.log))
         time.sleep(0.5)

@@ -8,13 +8,22 @@ overload, requests must be answered as before. The limits leave room for a busy 
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import safetensors.torch
 
 from python.tests.serve.pausing import export_pausing, pausing_call
-from python.tests.serve.test_faults import cpu_half, dense_half, listen_at, metric, until
+from python.tests.serve.test_faults import (
+    PROGRAM,
+    cpu_half,
+    dense_half,
+    listen_at,
+    metric,
+    until,
+)
+from python.tests.serve.workers import worker
 from rowmill.partition.bundle import Bundle
 from rowmill.serve.load import loadtest, report_lines
 
@@ -105,3 +114,28 @@ def test_an_overloaded_worker_answers_at_capacity_and_refuses_the_rest(
         after = offer(0.2 * _CAPACITY_PER_S, 3.0)["counts"]
         assert after["in_time"] >= 0.9 * after["arrived"]
         assert (front.end(), dense.end()) == (0, 0)
+
+
+def test_a_model_is_answered_while_another_one_is_overloaded(tmp_path: Path) -> None:
+    bundle = tmp_path / "pausing"
+    export_pausing(bundle)
+    requests = recorded_requests(bundle, tmp_path / "requests.safetensors")
+    flags = ("--http-port", "0", "--metrics-port", "0", "--dense-batches", "1")
+    with (
+        worker(f"busy={bundle}", f"calm={bundle}", *flags, program=PROGRAM) as both,
+        ThreadPoolExecutor() as threads,
+    ):
+        url = f"http://{both.addresses['http']}"
+
+        def offer(model: str, rate: float, length: float) -> dict[str, Any]:
+            given: dict[str, Any] = {"requests": requests, "check": 1e-4, "slo": _SLO_S}
+            report = loadtest(url, model, rate=rate, seconds=length, **given)
+            print("\n".join(["", model, *report_lines(report)]))
+            return report["counts"]
+
+        busy = threads.submit(offer, "busy", 10 * _CAPACITY_PER_S, 6.0)
+        calm = offer("calm", 0.1 * _CAPACITY_PER_S, 5.0)
+        assert calm["in_time"] >= 0.9 * calm["arrived"]
+        assert busy.result()["in_time"] >= 0.3 * _CAPACITY_PER_S * 6.0
+        assert busy.result()["wrong"] == calm["wrong"] == 0
+        assert both.end() == 0
