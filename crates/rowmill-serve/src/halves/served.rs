@@ -301,6 +301,11 @@ mod tests {
 
     /// A model whose CPU half casts `x` to `y`, whose dense half makes `z` of it, and whose outputs are `outputs`.
     fn served(arena: &Arena, outputs: &[&str]) -> (Arc<Served>, Program) {
+        served_in_batches(arena, outputs, 1)
+    }
+
+    /// The same in batches of `requests`.
+    fn served_in_batches(arena: &Arena, outputs: &[&str], requests: usize) -> (Arc<Served>, Program) {
         let value = |name: &str, dtype: &str| json!({"name": name, "dtype": dtype, "shape": ["b", 1024]});
         let signature = json!({
             "inputs": [value("x", "float32")],
@@ -319,8 +324,12 @@ mod tests {
         let weights = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(weights.path(), b"\x02\0\0\0\0\0\0\0{}").unwrap();
         let plan = Plan::load(&plan.to_string(), &Weights::open(weights.path()).unwrap(), None).unwrap();
-        let limits =
-            BatchLimits { batch_requests_max: 1, batch_rows_max: 64, queue_requests_max: 8, batches_max: 1 };
+        let limits = BatchLimits {
+            batch_requests_max: requests,
+            batch_rows_max: 64,
+            queue_requests_max: 8,
+            batches_max: 1,
+        };
         let metrics = ModelMetrics::new("model");
         let program = Program::new(limits, None, &metrics.dense);
         let served = Served::new(
@@ -408,5 +417,31 @@ mod tests {
             assert_eq!(asked.await.unwrap().unwrap().len(), outputs.len());
             assert_eq!(arena.held_bytes(), 0);
         }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn lookup_threads_put_the_inputs_of_the_next_batch_side_by_side() {
+        let arena = Arena::new(1 << 20).unwrap();
+        let (served, program) = served_in_batches(&arena, &["z"], 3);
+        let ask = || {
+            let (served, given) = (Arc::clone(&served), Given::Tensors(vec![tensor(&arena, DType::Float32)]));
+            tokio::spawn(async move { served.answer(given, None, [0; 16], Instant::now() + WAIT).await })
+        };
+        let take = || tokio::task::block_in_place(|| program.take(WAIT).unwrap());
+        let mut asked = vec![ask()];
+        let mut running = take();
+        program.join(&mut running, &arena).unwrap();
+        asked.extend([ask(), ask()]);
+        until(|| served.metrics.dense.waiting() == 2).await;
+        drop(running);
+        let mut batch = take();
+        let first = batch.requests.iter().map(|request| request.tensors[0].data.as_ptr()).min().unwrap();
+        let joined = program.join(&mut batch, &arena).unwrap();
+        assert_eq!((joined[0].shape[0], joined[0].data.as_ptr()), (4, first), "nothing was copied");
+        drop((batch, joined));
+        for request in asked {
+            assert!(request.await.unwrap().is_err(), "no one has answered");
+        }
+        until(|| arena.held_bytes() == 0).await;
     }
 }
