@@ -10,8 +10,8 @@ use crate::arena::{Strip, StripPart};
 use crate::plan::Array;
 use crate::{Arena, BatchLimits, Buffer};
 
-/// The part of the arena that the inputs of one batch may take, full or not: the rest is for requests and replies.
-const ARENA_PART: usize = 8;
+/// The part of the arena that the inputs of all batches may take, full or not: the rest is for requests and replies.
+const ARENA_PART: usize = 4;
 
 /// The inputs of requests for the batch that starts next.
 #[derive(Debug, Default)]
@@ -36,7 +36,9 @@ impl NextBatch {
             let rows = *inputs.first()?.shape.first()?;
             let requests = limits.batch_requests_max.min(limits.batch_rows_max as usize / rows.max(1));
             let bytes: usize = inputs.iter().map(|input| input.data.len()).sum();
-            if requests < 2 || bytes.saturating_mul(requests) > arena.bytes() / ARENA_PART {
+            // Those that run, and the next one.
+            let batches = limits.batches_max.saturating_add(1);
+            if requests < 2 || bytes.saturating_mul(requests) > arena.bytes() / ARENA_PART / batches {
                 return None;
             }
             let strip = |input: &Array| arena.lease(input.data.len() * requests).map(Strip::new);
@@ -103,7 +105,7 @@ mod tests {
         assert!(next.add(&arena, BatchLimits { batch_requests_max: 1, ..LIMITS }, &inputs(1, 1)).is_none());
         assert!(next.add(&arena, LIMITS, &[]).is_none());
         let small = Arena::new(100 << 10).unwrap();
-        assert!(next.add(&small, LIMITS, &inputs(1, 1)).is_none(), "it would take more than an eighth");
+        assert!(next.add(&small, LIMITS, &inputs(1, 1)).is_none(), "two would take more than a quarter");
         let held = arena.lease(500 << 10).unwrap();
         assert!(next.add(&arena, LIMITS, &inputs(1, 1)).is_none());
         assert_eq!(arena.held_bytes(), 500 << 10);
