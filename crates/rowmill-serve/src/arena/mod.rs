@@ -187,7 +187,7 @@ impl Lease {
         unsafe { self.arena.0.memory.slice(self.start() + start, bytes) }
     }
 
-    /// Some of its bytes, to write. A peer that maps the arena maps it read-only, and reads only what a message has lent to it.
+    /// Some of its bytes, to write. A peer maps the arena read-only, and reads only what a message has lent to it.
     ///
     /// # Safety
     /// They lie inside the lease, and are neither read nor written elsewhere while the slice lives.
@@ -203,7 +203,8 @@ impl std::ops::Deref for Lease {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: these pages are leased to `self` alone, and writing them needs `&mut self`.
+        // SAFETY: these pages are leased to `self` alone, and writing them needs `&mut self`. A strip, whose parts are written
+        // apart, keeps its lease to itself and never borrows the whole of it.
         unsafe { self.slice(0, self.bytes) }
     }
 }

@@ -1,14 +1,15 @@
 //! A lease whose parts have owners of their own.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::{Buffer, Lease};
 
-/// Memory that is given out part by part, each behind the one before. Its pages return when the last part is dropped.
+/// Memory that is given out part by part, each behind the one before. The parts own it: its pages return when the last of
+/// them is dropped.
 #[derive(Debug)]
 pub(crate) struct Strip {
-    lease: Arc<Lease>,
+    lease: Weak<Lease>,
     given: usize,
 }
 
@@ -21,24 +22,25 @@ pub(crate) struct StripPart {
 }
 
 impl Strip {
-    pub(crate) fn new(lease: Lease) -> Self {
-        Self { lease: Arc::new(lease), given: 0 }
-    }
-
-    /// Bytes that are left.
-    pub(crate) fn left(&self) -> usize {
-        self.lease.bytes - self.given
-    }
-
-    /// The next bytes.
+    /// A strip, and its first bytes.
     ///
     /// # Panics
-    /// When fewer are left.
-    pub(crate) fn part(&mut self, bytes: usize) -> StripPart {
-        assert!(bytes <= self.left(), "{bytes} bytes of the {} that are left", self.left());
-        let start = self.given;
-        self.given += bytes;
-        StripPart { lease: Arc::clone(&self.lease), start, bytes }
+    /// When the lease has fewer.
+    pub(crate) fn start(lease: Lease, bytes: usize) -> (Self, StripPart) {
+        let lease = Arc::new(lease);
+        let mut strip = Self { lease: Arc::downgrade(&lease), given: 0 };
+        let first = strip.part(bytes).expect("the lease holds the first part");
+        (strip, first)
+    }
+
+    /// The next bytes; `None` where fewer are left, or all parts were dropped.
+    pub(crate) fn part(&mut self, bytes: usize) -> Option<StripPart> {
+        let lease = self.lease.upgrade()?;
+        let (start, end) = (self.given, self.given.checked_add(bytes)?);
+        (end <= lease.bytes).then(|| {
+            self.given = end;
+            StripPart { lease, start, bytes }
+        })
     }
 }
 
@@ -71,20 +73,21 @@ mod tests {
     use super::super::Arena;
     use super::*;
 
+    /// Fill a part and share it.
+    fn filled(mut part: StripPart, fill: u8) -> Buffer {
+        part.fill(fill);
+        assert!(part.iter().all(|&byte| byte == fill));
+        part.share()
+    }
+
     #[test]
     fn parts_side_by_side_are_one_buffer_and_hold_the_strip() {
         let arena = Arena::new(1 << 20).unwrap();
-        let strips = [(); 2].map(|()| Strip::new(arena.lease(10_000).unwrap()));
-        let [mut strip, mut other] = strips;
-        let [a, b, c] = [(1, 4000), (2, 0), (3, 5000)].map(|(fill, bytes)| {
-            let mut part = strip.part(bytes);
-            part.fill(fill);
-            assert!(part.iter().all(|&byte| byte == fill));
-            part.share()
-        });
-        assert_eq!(strip.left(), 1000);
-        let foreign = other.part(10).share();
-        drop((strip, other));
+        let start = |bytes| Strip::start(arena.lease(10_000).unwrap(), bytes);
+        let ((mut strip, first), (_, foreign)) = (start(4000), start(10));
+        let (a, foreign) = (filled(first, 1), foreign.share());
+        let [b, c] = [(2, 0), (3, 5000)].map(|(fill, bytes)| filled(strip.part(bytes).unwrap(), fill));
+        assert!(strip.part(1001).is_none());
         let whole = Buffer::side_by_side([&a, &b, &c]).unwrap();
         assert_eq!([&whole[..4000], &whole[4000..]], [&[1; 4000][..], &[3; 5000]]);
         assert!(Buffer::side_by_side([&a, &c]).is_some(), "nothing lies between them");
@@ -94,14 +97,9 @@ mod tests {
         }
         drop((a, b, c, foreign));
         assert_eq!(arena.held_bytes(), 3 * 4096, "the buffer of all holds the whole strip");
+        assert_eq!(strip.part(1000).unwrap().len(), 1000);
         drop(whole);
         assert_eq!(arena.held_bytes(), 0);
-    }
-
-    #[test]
-    #[should_panic(expected = "11 bytes of the 10 that are left")]
-    fn a_strip_gives_no_more_than_it_has() {
-        let arena = Arena::new(1 << 20).unwrap();
-        Strip::new(arena.lease(10).unwrap()).part(11);
+        assert!(strip.part(0).is_none(), "its memory has returned");
     }
 }

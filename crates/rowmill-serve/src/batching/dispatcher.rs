@@ -322,8 +322,8 @@ mod tests {
             };
             let mut threads = threads_of(0..40);
             threads.dedup();
-            // Each of the other threads may find a request that waits when it asks for the first time.
-            assert!(threads.len() <= 3, "{threads:?}");
+            // A thread that is late may find a request that waits when it asks.
+            assert!(threads.len() < 10, "{threads:?}");
             dispatcher.set_batches(3);
             let mut threads = threads_of(100..103);
             threads.sort_unstable();

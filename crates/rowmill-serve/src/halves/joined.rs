@@ -4,13 +4,13 @@ use super::Task;
 use crate::messages::SMALL_BYTES;
 use crate::{Arena, Buffer, Failure, Tensor};
 
-/// The inputs of all requests as those of one, whose rows are those of the requests, in their new order. Where lookup threads
-/// have put them side by side ([`NextBatch`](super::next_batch)), they are used in place. Else they are copied, large ones into
-/// the arena. From then on, requests of this process have their inputs there: the next lookups can use the memory of the old
-/// ones while it is still in the caches.
+/// The inputs of all requests as those of one, whose rows are those of the requests, in their new order. Where lookup
+/// threads have put them side by side ([`NextBatch`](super::next_batch)), they are used in place. Else they are copied, large
+/// ones into the arena. From then on, requests of this process have their inputs there: the next lookups can use the memory
+/// of the old ones while it is still in the caches.
 ///
 /// # Errors
-/// When types or shapes differ in more than the number of rows, or the arena has no room. The requests are unchanged then.
+/// When types or shapes differ in more than the number of rows, or the arena has no room. Inputs are unchanged then.
 pub(super) fn join(requests: &mut [Task], arena: &Arena) -> Result<Vec<Tensor>, Failure> {
     if let [only] = requests {
         return Ok(only.tensors.clone());

@@ -1,25 +1,23 @@
 //! Memory in which the inputs of the next batch come together.
 //!
-//! A request that waits for the dense half will likely be joined with others. The thread that has looked it up copies its inputs
-//! behind those of the requests before it, while they are still in the caches of its core: the thread that runs batches finds
-//! them side by side and copies nothing.
+//! A request that waits for the dense half will likely be joined with others. The thread that has looked it up copies its
+//! inputs behind those of the requests before it, while they are still in the caches of its core. The thread that runs
+//! batches then finds them side by side and copies nothing.
 
 use parking_lot::Mutex;
 
 use crate::arena::{Strip, StripPart};
 use crate::plan::Array;
-use crate::{Arena, BatchLimits, Buffer};
-
-/// The part of the arena that the inputs of all batches may take, full or not: the rest is for requests and replies.
-const ARENA_PART: usize = 4;
+use crate::{Arena, ArenaError, BatchLimits, Buffer};
 
 /// The inputs of requests for the batch that starts next.
 #[derive(Debug, Default)]
 pub(super) struct NextBatch(Mutex<Vec<Strip>>);
 
 impl NextBatch {
-    /// Copies of a request's inputs, beside those of the requests before it. `None` where a batch of such requests would need
-    /// too much of the arena, or have no room for a second one.
+    /// Copies of a request's inputs, beside those of the requests before it. `None` where a batch has no room for a second
+    /// request like this one, or the arena has too little room for such a batch: half of it stays free for requests and
+    /// replies.
     pub(super) fn add(&self, arena: &Arena, limits: BatchLimits, inputs: &[Array]) -> Option<Vec<Buffer>> {
         let mut parts = self.parts(arena, limits, inputs)?;
         for (part, input) in parts.iter_mut().zip(inputs) {
@@ -30,28 +28,32 @@ impl NextBatch {
 
     fn parts(&self, arena: &Arena, limits: BatchLimits, inputs: &[Array]) -> Option<Vec<StripPart>> {
         let mut strips = self.0.lock();
-        let fits = |(strip, input): (&Strip, &Array)| input.data.len() <= strip.left();
-        let has_room = !strips.is_empty() && strips.iter().zip(inputs).all(fits);
-        if !has_room {
-            let rows = *inputs.first()?.shape.first()?;
-            let requests = limits.batch_requests_max.min(limits.batch_rows_max as usize / rows.max(1));
-            let bytes: usize = inputs.iter().map(|input| input.data.len()).sum();
-            // Those that run, and the next one.
-            let batches = limits.batches_max.saturating_add(1);
-            if requests < 2 || bytes.saturating_mul(requests) > arena.bytes() / ARENA_PART / batches {
-                return None;
+        if strips.len() == inputs.len() {
+            let parts = strips.iter_mut().zip(inputs).map(|(strip, input)| strip.part(input.data.len()));
+            if let Some(parts) = parts.collect() {
+                return Some(parts);
             }
-            let strip = |input: &Array| arena.lease(input.data.len() * requests).map(Strip::new);
-            *strips = inputs.iter().map(strip).collect::<Result<_, _>>().ok()?;
         }
-        Some(strips.iter_mut().zip(inputs).map(|(strip, input)| strip.part(input.data.len())).collect())
+        let rows = *inputs.first()?.shape.first()?;
+        let requests = limits.batch_requests_max.min(limits.batch_rows_max as usize / rows.max(1));
+        let bytes: usize = inputs.iter().map(|input| input.data.len()).sum();
+        let held = arena.held_bytes().saturating_add(bytes.saturating_mul(requests));
+        if requests < 2 || held > arena.bytes() / 2 {
+            return None;
+        }
+        let start = |input: &Array| {
+            let lease = arena.lease(input.data.len() * requests)?;
+            Ok::<_, ArenaError>(Strip::start(lease, input.data.len()))
+        };
+        let started = inputs.iter().map(start).collect::<Result<Vec<_>, _>>().ok()?;
+        let (made, parts) = started.into_iter().unzip();
+        *strips = made;
+        Some(parts)
     }
 
     /// The batch has started: requests from now on are for another one.
     pub(super) fn close(&self) {
-        // The memory may return here, which needs no lock.
-        let strips = std::mem::take(&mut *self.0.lock());
-        drop(strips);
+        self.0.lock().clear();
     }
 }
 
@@ -104,12 +106,25 @@ mod tests {
         assert!(next.add(&arena, LIMITS, &inputs(5, 1)).is_none());
         assert!(next.add(&arena, BatchLimits { batch_requests_max: 1, ..LIMITS }, &inputs(1, 1)).is_none());
         assert!(next.add(&arena, LIMITS, &[]).is_none());
-        let small = Arena::new(100 << 10).unwrap();
-        assert!(next.add(&small, LIMITS, &inputs(1, 1)).is_none(), "two would take more than a quarter");
-        let held = arena.lease(500 << 10).unwrap();
+        let held = arena.lease(250 << 10).unwrap();
         assert!(next.add(&arena, LIMITS, &inputs(1, 1)).is_none());
-        assert_eq!(arena.held_bytes(), 500 << 10);
+        assert_eq!(arena.held_bytes(), 250 << 10);
         drop(held);
+        drop(next.add(&arena, LIMITS, &inputs(1, 1)).unwrap());
+        assert_eq!(arena.held_bytes(), 0, "a request that is given up leaves nothing behind");
         assert!(next.add(&arena, LIMITS, &inputs(1, 1)).is_some());
+    }
+
+    #[test]
+    fn requests_that_wait_behind_many_batches_leave_half_of_the_arena_free() {
+        let arena = Arena::new(512 << 10).unwrap();
+        let next = NextBatch::default();
+        let mut waiting = Vec::new();
+        while let Some(copies) = next.add(&arena, LIMITS, &inputs(1, 1)) {
+            waiting.push(copies);
+            next.close();
+        }
+        assert!(waiting.len() > 5, "{}", waiting.len());
+        assert!(arena.held_bytes() <= arena.bytes() / 2);
     }
 }
