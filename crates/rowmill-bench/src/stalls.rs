@@ -1,7 +1,7 @@
 //! How long resident memory keeps a thread waiting: random accesses to huge pages, each timed.
 //!
-//! A miss of all caches takes less than a microsecond. An access that takes much longer, and is no page fault of this process,
-//! waits for something outside of it: another thread on its core, or the host of a virtual machine, which has to map the page.
+//! A miss of all caches takes less than a microsecond. An access that takes much longer, and is no page fault of this
+//! process, waits for something outside of it: another thread or an interrupt on its core, or the host of a virtual machine.
 
 use std::time::{Duration, Instant};
 
