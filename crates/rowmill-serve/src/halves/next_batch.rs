@@ -106,9 +106,9 @@ mod tests {
         assert!(next.add(&arena, LIMITS, &inputs(5, 1)).is_none());
         assert!(next.add(&arena, BatchLimits { batch_requests_max: 1, ..LIMITS }, &inputs(1, 1)).is_none());
         assert!(next.add(&arena, LIMITS, &[]).is_none());
-        let held = arena.lease(250 << 10).unwrap();
+        let held = arena.lease(248 << 10).unwrap();
         assert!(next.add(&arena, LIMITS, &inputs(1, 1)).is_none());
-        assert_eq!(arena.held_bytes(), 250 << 10);
+        assert_eq!(arena.held_bytes(), 248 << 10);
         drop(held);
         drop(next.add(&arena, LIMITS, &inputs(1, 1)).unwrap());
         assert_eq!(arena.held_bytes(), 0, "a request that is given up leaves nothing behind");
