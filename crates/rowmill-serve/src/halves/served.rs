@@ -385,7 +385,8 @@ mod tests {
         }
         assert_eq!((program.queued(), served.metrics.cpu.waiting()), (0, 0));
         drop(first);
-        assert_eq!(arena.held_bytes(), 0);
+        // The lookup thread may still drop the inputs of the second request.
+        until(|| arena.held_bytes() == 0).await;
     }
 
     #[tokio::test]
