@@ -365,11 +365,13 @@ mod tests {
     async fn lookups_wait_until_batches_begin_or_requests_are_given_up() {
         let arena = Arena::new(1 << 20).unwrap();
         let (served, program) = served(&arena, &["z"]);
+        // One deadline: lookups for an earlier one would not wait for the window.
+        let deadline = Instant::now() + WAIT;
         let mut asked: Vec<_> = (0..4)
             .map(|_| {
                 let (served, tensor) = (Arc::clone(&served), tensor(&arena, DType::Float32));
                 let given = Given::Tensors(vec![tensor]);
-                tokio::spawn(async move { served.answer(given, None, [0; 16], Instant::now() + WAIT).await })
+                tokio::spawn(async move { served.answer(given, None, [0; 16], deadline).await })
             })
             .collect();
         let looked_up = || served.metrics.cpu.run.count();
