@@ -13,7 +13,8 @@ from typing import Any
 from benchmarks.serving.worker import Worker
 
 PROGRAM_CPU = "rowmill_serve_program_cpu_seconds_total"
-_LEFT_OUT = {"url", "model", "seed", "warm_up_s", "statuses", "first_wrong", "warnings"}
+_STAGES = "rowmill_serve_stage_duration_seconds_"
+_LEFT_OUT = {"url", "model", "seed", "warm_up_s", "statuses", "first_wrong", "warnings", "lag_ms"}
 """Of reports: the cell has it, or no figure uses it. A result has hundreds of cells."""
 
 
@@ -68,12 +69,16 @@ def measured(load: Load, workers: Mapping[str, Worker], url: str) -> dict[str, A
 
     Returns:
         The report and the number of cores; for each worker `<role>_cpu_s` and `<role>_huge_pages`, the part of its memory that is in huge
-        pages, and if it publishes metrics `<role>_program_cpu_s` and the increase of every sample, as `<role>_metrics`.
+        pages, and if it publishes metrics `<role>_program_cpu_s` and how the times of stages increased, as `<role>_metrics`.
     """
     front = next(worker for worker in workers.values() if url in worker.addresses.values())
     before = {role: _usage(worker) for role, worker in workers.items()}
     report = load.run(f"http://{url}", front.inside)
-    kept = {name: value for name, value in report.items() if name not in _LEFT_OUT}
+    kept = {
+        name: value
+        for name, value in report.items()
+        if name not in _LEFT_OUT and not (isinstance(value, dict) and value.get("count") == 0)
+    }
     cell: dict[str, Any] = {"report": kept, "cores": len(os.sched_getaffinity(0))}
     for role, worker in workers.items():
         cpu_s, metrics = _usage(worker)
@@ -83,9 +88,11 @@ def measured(load: Load, workers: Mapping[str, Worker], url: str) -> dict[str, A
             risen = {
                 name: value - before[role][1].get(name, 0.0) for name, value in metrics.items()
             }
-            # Without the buckets of histograms, which no figure uses.
+            # Figures use no others.
             cell[f"{role}_metrics"] = {
-                name: by for name, by in risen.items() if by and "_bucket{" not in name
+                name: by
+                for name, by in risen.items()
+                if by and name.startswith(_STAGES) and "_bucket{" not in name
             }
             cell[f"{role}_program_cpu_s"] = program_cpu_s(risen)
     return cell

@@ -229,7 +229,8 @@ def _overload(
         benchmark.summarize(f"overload_{way}_capacity_per_s", common.Median.of(calm))
         goodput = [_goodput(cell) for cell in rounds.values()]
         _ratios(benchmark, f"overload_{way}_goodput_over_capacity", goodput, calm)
-        refused = [cell["report"]["refused_ms"]["p99"] for cell in rounds.values()]
+        none = {"p99": 0.0}
+        refused = [cell["report"].get("refused_ms", none)["p99"] for cell in rounds.values()]
         benchmark.summarize(f"overload_{way}_refused_p99_ms", common.Median.of(refused))
         lost = [
             cell["report"]["counts"]["failed"] + cell["report"]["counts"]["not_sent"]
