@@ -55,11 +55,8 @@ class Peer:
             script = str(_HERE / "peer_mosec.py")
             ends = ["--address", "127.0.0.1", "--port", str(port), "--log-level", "error"]
             return [sys.executable, script, str(self.processes), *ends]
-        app = "benchmarks.serving.peer_fastapi:app"
-        fast = ["--loop", "uvloop", "--http", "httptools", "--no-access-log"]
-        ends = ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error"]
-        workers = ["--workers", str(self.processes)]
-        return [sys.executable, "-m", "uvicorn", app, *workers, *fast, *ends]
+        script = str(_HERE / "peer_fastapi.py")
+        return [sys.executable, script, str(self.processes), str(port)]
 
 
 PEERS = (
