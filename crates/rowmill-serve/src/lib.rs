@@ -19,7 +19,7 @@ mod worker;
 
 pub use arena::{Arena, ArenaError, Buffer, Lease};
 pub use batching::{
-    Batch, BatchLimits, Batcher, CoreShare, Dispatcher, Job, Next, Place, Refusal, Refused, Reservation,
+    Batch, BatchLimits, BatchPart, Batcher, Dispatcher, Job, Next, Place, Refusal, Refused, Reservation,
     ServiceTime, Submitted,
 };
 pub use failure::Failure;

@@ -30,6 +30,14 @@ pub(crate) enum GroupTables {
 }
 
 impl RowSource {
+    /// Rows read from a disk so far; `None` for a storage node.
+    pub(crate) fn cold_reads(&self) -> Option<u64> {
+        match self {
+            Self::Store(store) => Some(store.stats().cold_reads),
+            Self::Node { .. } => None,
+        }
+    }
+
     /// Open tables, one per feature.
     ///
     /// # Errors

@@ -12,15 +12,17 @@ use rowmill_server::{Drain, Exposure, Server, bind_tcp};
 use tokio::runtime::Handle;
 
 use crate::front_door::{FrontDoor, Model};
-use crate::halves::{Dense, DenseHalf, Half, LookupThreads, Program, Remote, Served, Signature, serve_dense};
+use crate::halves::{
+    CoreShare, Dense, DenseHalf, Half, LookupThreads, Program, Remote, Served, Signature, serve_dense,
+};
 use crate::metrics::{Exposition, HalfMetrics};
 use crate::page::{self, Shown};
 use crate::plan::{Plan, Weights};
 use crate::row_source::RowSource;
 use crate::transform::Transform;
 use crate::{
-    Address, Arena, BatchLimits, Client, ClientOptions, CoreShare, Failure, Given, Limits, Listener,
-    ModelMetrics, Status, Tensor,
+    Address, Arena, BatchLimits, Client, ClientOptions, Failure, Given, Limits, Listener, ModelMetrics,
+    Status, Tensor,
 };
 
 /// Bytes of a request beside binary tensors at most.
@@ -41,7 +43,7 @@ pub struct WorkerOptions {
     pub slo: Duration,
     /// Batches of the dense half.
     pub batch: BatchLimits,
-    /// Run fewer batches at once where other work of the process needs the cores.
+    /// Run fewer batches and lookups at once where other work of the process needs the cores.
     pub share_cores: bool,
 }
 
@@ -72,6 +74,8 @@ pub struct Worker {
     options: WorkerOptions,
     arena: Arena,
     threads: LookupThreads,
+    /// `None` where the number of batches at once is fixed.
+    share: Option<Arc<CoreShare>>,
     models: Mutex<Vec<(Model, Arc<Served>)>>,
     dense: Mutex<HashMap<u64, DenseHalf>>,
     programs: Mutex<Vec<Program>>,
@@ -124,6 +128,8 @@ impl Worker {
         let arena = Arena::new(options.wire_memory)?;
         let queue_max = options.batch.queue_requests_max;
         let threads = LookupThreads::start(options.lookup_threads, queue_max, &arena).map_err(failed)?;
+        let share =
+            options.share_cores.then(|| Arc::new(CoreShare::new(options.batch.batches_max, threads.limit())));
         let (runtime, drain) = (server.handle().clone(), server.drain().clone());
         Ok(Self {
             server: Mutex::new(Some(server)),
@@ -132,6 +138,7 @@ impl Worker {
             options,
             arena,
             threads,
+            share,
             models: Mutex::default(),
             dense: Mutex::default(),
             programs: Mutex::default(),
@@ -165,6 +172,9 @@ impl Worker {
         if let Some(RowSource::Store(store)) = rows {
             metrics.set_rows(store);
         }
+        if let (Some(share), Some(rows)) = (&self.share, rows) {
+            share.add_rows(rows);
+        }
         let (mut programs, mut halves) = (Vec::new(), Vec::new());
         let mut half = |name: &'static str, times: &Arc<HalfMetrics>| -> Result<Option<Half>, Failure> {
             if signature.half(name).is_none() {
@@ -196,7 +206,7 @@ impl Worker {
                 Some(Dense::There(Remote::new(client)))
             }
             (Some(_), None) => {
-                let program = self.program(self.batches(&signature), self.share(), &metrics.dense);
+                let program = self.program(self.batches(&signature), self.share.clone(), &metrics.dense);
                 halves.push(("dense", "here, in torch".to_owned()));
                 programs.push(("dense".to_owned(), program.clone()));
                 Some(Dense::Here(program))
@@ -227,7 +237,7 @@ impl Worker {
             return Err(twice(&bundle.name));
         }
         let metrics = ModelMetrics::new(&bundle.name);
-        let program = self.program(self.batches(&signature), self.share(), &metrics.dense);
+        let program = self.program(self.batches(&signature), self.share.clone(), &metrics.dense);
         let half = DenseHalf { signature, program: program.clone() };
         let halves = vec![("dense", "here, in torch".to_owned())];
         self.shown.lock().push(Shown { metrics, loaded: Arc::new(true.into()), halves });
@@ -252,11 +262,12 @@ impl Worker {
         if signature.can_join() { limits } else { BatchLimits { batch_requests_max: 1, ..limits } }
     }
 
-    fn share(&self) -> Option<CoreShare> {
-        self.options.share_cores.then(|| CoreShare::new(self.options.batch.batches_max))
-    }
-
-    fn program(&self, limits: BatchLimits, share: Option<CoreShare>, metrics: &Arc<HalfMetrics>) -> Program {
+    fn program(
+        &self,
+        limits: BatchLimits,
+        share: Option<Arc<CoreShare>>,
+        metrics: &Arc<HalfMetrics>,
+    ) -> Program {
         let program = Program::new(limits, share, metrics);
         self.programs.lock().push(program.clone());
         program

@@ -60,7 +60,7 @@ _FLAGS: dict[str, tuple[Any, str, str]] = {
     "batch_requests": (
         int,
         "N",
-        "largest batch of the dense half, in requests; 1: no batching (default 8 on a CPU, 32 on a GPU)",
+        "largest batch of the dense half, in requests; 1: no batching (default 16 on a CPU, 32 on a GPU)",
     ),
     "batch_rows": (int, "N", "largest batch of the dense half, in rows (default 4096)"),
     "queue_requests": (

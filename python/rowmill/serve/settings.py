@@ -43,7 +43,8 @@ class ServeSettings:
         drain: Seconds that open requests get when the worker ends.
         preload: Read rows into memory before the worker is ready, as far as `memory` allows.
         warm_up: Seconds until the models must have answered their examples.
-        lookup_threads: Threads that run CPU halves; 0: one per core.
+        lookup_threads: Threads that run CPU halves; 0: one per core. Fewer work at once where batches need the cores, unless
+            `dense_batches` is fixed.
         network_threads: Threads that wait for sockets; 0: one for two cores.
         dense_batches: Batches that run at once on a CPU, each on its share of the cores; 0: as many as there are cores, or fewer
             where other work of the worker needs the cores. A GPU runs one.

@@ -3,12 +3,12 @@
 //! [`Batcher`] decides, without a thread or a clock. [`Dispatcher`] puts it between the connections that submit requests
 //! and the threads that run batches.
 
+mod batch_part;
 mod batcher;
-mod core_share;
 mod dispatcher;
 mod service_time;
 
+pub use batch_part::BatchPart;
 pub use batcher::{BatchLimits, Batcher, Job, Next, Place, Refusal, Refused};
-pub use core_share::CoreShare;
 pub use dispatcher::{Batch, Dispatcher, Reservation, Submitted};
 pub use service_time::ServiceTime;

@@ -1,8 +1,9 @@
-//! A fixed number of threads that run transforms and plans, each a whole request at a time, in the order of deadlines.
+//! A fixed number of threads that run transforms and plans, each a whole request at a time, in the order of deadlines. Where batches
+//! need cores, fewer jobs run at once ([`LookupLimit`]).
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -21,6 +22,10 @@ pub(crate) struct LookupThreads(Arc<Owner>);
 #[derive(Debug)]
 struct Owner(Arc<Shared>);
 
+/// Limits how many jobs run at once, fewer than there are threads.
+#[derive(Debug)]
+pub(crate) struct LookupLimit(Weak<Shared>);
+
 /// What the threads share, and those that wake them.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -38,6 +43,8 @@ struct State {
     running: usize,
     /// Predicted time of all jobs that run.
     running_time: Duration,
+    /// How many run at once at most, and until when this is known.
+    limit: Option<(usize, Instant)>,
     is_closed: bool,
 }
 
@@ -60,6 +67,9 @@ struct Withdrawal {
 
 /// When a job runs: by its part, its deadline, and the number of its arrival.
 type Order = (Part, Instant, u64);
+
+/// How long a limit holds that is not set again: it is set every second while batches run.
+const LIMIT_TIME: Duration = Duration::from_secs(3);
 
 type Job = Box<dyn FnOnce(&Arena) -> Result<Values, Failure> + Send>;
 
@@ -151,6 +161,32 @@ impl LookupThreads {
     pub(super) fn count(&self) -> usize {
         self.0.0.threads
     }
+
+    /// What limits how many jobs run at once.
+    pub(crate) fn limit(&self) -> LookupLimit {
+        LookupLimit(Arc::downgrade(&self.0.0))
+    }
+
+    /// How many jobs run at once at most.
+    #[cfg(test)]
+    pub(super) fn at_once(&self) -> usize {
+        self.0.0.state.lock().at_once(self.count())
+    }
+}
+
+impl LookupLimit {
+    /// For some seconds, run at most this number of jobs at once; `None`: one per thread.
+    pub(super) fn set(&self, at_once: Option<usize>) {
+        let Some(shared) = self.0.upgrade() else { return };
+        let mut state = shared.state.lock();
+        let before = state.at_once(shared.threads);
+        state.limit = at_once.map(|at_once| (at_once.max(1), Instant::now() + LIMIT_TIME));
+        let is_raised = state.at_once(shared.threads) > before;
+        drop(state);
+        if is_raised {
+            shared.changed.notify_all();
+        }
+    }
 }
 
 impl Drop for Withdrawal {
@@ -174,7 +210,8 @@ impl Shared {
         let (stage, window) = (&work.stage, work.window.as_ref());
         work.predicted = self.admit(&state, part, stage, window, work.rows, work.deadline)?;
         let order = (part, work.deadline, state.arrivals);
-        let may_start = work.window.as_ref().is_none_or(|window| window.is_open(work.deadline));
+        let may_start = state.has_free(self.threads)
+            && work.window.as_ref().is_none_or(|window| window.is_open(work.deadline));
         state.arrivals += 1;
         state.queue.insert(order, work);
         drop(state);
@@ -202,11 +239,11 @@ impl Shared {
         if queued >= self.queue_max {
             return Err(refused(stage, Refusal::Full { queued }));
         }
-        let ahead = before + state.running;
-        let (predicted, margin) = stage.predict(rows, ahead / self.threads);
+        let (ahead, threads) = (before + state.running, state.at_once(self.threads));
+        let (predicted, margin) = stage.predict(rows, ahead / threads);
         // With no one ahead the job runs: nothing else could correct a prediction that is too long.
         if ahead > 0 {
-            let wait = (time + state.running_time) / self.threads as u32;
+            let wait = (time + state.running_time) / threads as u32;
             let needed = wait + predicted + margin + stage.rest();
             let left = deadline.saturating_duration_since(Instant::now());
             if needed > left {
@@ -218,8 +255,10 @@ impl Shared {
 
     /// A window may have opened.
     pub(super) fn wake(&self) {
-        let is_idle = self.state.lock().queue.is_empty();
-        if !is_idle {
+        let state = self.state.lock();
+        let may_start = !state.queue.is_empty() && state.has_free(self.threads);
+        drop(state);
+        if may_start {
             self.changed.notify_one();
         }
     }
@@ -228,7 +267,8 @@ impl Shared {
     fn run(self: Arc<Self>, arena: &Arena) {
         let mut state = self.state.lock();
         loop {
-            let Some((work, ahead)) = state.next(&self) else {
+            let next = if state.has_free(self.threads) { state.next(&self) } else { None };
+            let Some((work, ahead)) = next else {
                 if state.is_closed {
                     return;
                 }
@@ -249,6 +289,17 @@ impl Shared {
 }
 
 impl State {
+    /// How many of this number of threads run jobs at once at most.
+    fn at_once(&self, threads: usize) -> usize {
+        let limit = self.limit.filter(|&(_, until)| Instant::now() < until);
+        limit.map_or(threads, |(at_once, _)| at_once.min(threads))
+    }
+
+    /// Whether one more job may run now.
+    fn has_free(&self, threads: usize) -> bool {
+        self.running < self.at_once(threads)
+    }
+
     /// Take out the first job in order whose window is open.
     fn next(&mut self, threads: &Arc<Shared>) -> Option<(Work, Option<Ahead>)> {
         let order = self.first_open()?;
@@ -530,6 +581,40 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_holds_jobs_back_until_one_ends_or_it_is_raised_or_over() {
+        let fixture = Fixture::new(3, 10);
+        let limit = fixture.threads.limit();
+        limit.set(Some(1));
+        let (release, blocked) = fixture.block();
+        let ask = || {
+            let (sender, ran) = mpsc::channel();
+            (fixture.ask(Part::First, LONG, move || sender.send(()).unwrap()), ran)
+        };
+        let is_held = |ran: &mpsc::Receiver<()>| ran.recv_timeout(Duration::from_millis(20)).is_err();
+        let (first, ran) = ask();
+        assert!(is_held(&ran));
+        release.send(()).unwrap();
+        fixture.status(first).unwrap();
+        fixture.status(blocked).unwrap();
+
+        let (release, blocked) = fixture.block();
+        let (second, ran) = ask();
+        assert!(is_held(&ran));
+        limit.set(Some(2));
+        fixture.status(second).unwrap();
+        limit.set(Some(1));
+        let (third, ran) = ask();
+        assert!(is_held(&ran));
+        limit.set(None);
+        fixture.status(third).unwrap();
+        limit.set(Some(1));
+        fixture.threads.0.0.state.lock().limit = Some((1, Instant::now()));
+        fixture.status(ask().0).unwrap();
+        release.send(()).unwrap();
+        fixture.status(blocked).unwrap();
+    }
+
+    #[test]
     fn a_request_that_would_be_late_is_refused_on_arrival() {
         let fixture = Fixture::new(2, 10);
         (0..20).for_each(|_| fixture.stage.observe(1, Duration::from_millis(100)));
@@ -594,8 +679,9 @@ mod tests {
 
     #[test]
     fn every_job_runs_once_on_any_number_of_threads() {
-        for threads in [1, 2, 8, 16] {
+        for (threads, at_once) in [(1, None), (2, Some(1)), (8, None), (16, Some(3)), (16, Some(20))] {
             let fixture = Fixture::new(threads, 1000);
+            fixture.threads.limit().set(at_once);
             let ran = Arc::new(std::sync::atomic::AtomicUsize::new(0));
             let answers: Vec<_> = (0..200)
                 .map(|_| {

@@ -5,6 +5,7 @@
 //! is a [`Program`] of this process, or of another one ([`Remote`]). A request is admitted by the dense half before its lookups
 //! run, so that none are in vain.
 
+mod core_share;
 mod dense;
 mod joined;
 mod lookup_threads;
@@ -17,6 +18,7 @@ mod signature;
 mod stage;
 mod window;
 
+pub(crate) use core_share::CoreShare;
 pub(crate) use dense::{DenseHalf, serve_dense};
 pub use joined::split;
 pub(crate) use lookup_threads::LookupThreads;

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::CoreShare;
 use super::joined::join;
 use super::next_batch::NextBatch;
 use super::window::Ahead;
 use crate::metrics::{HalfMetrics, Reason, Turn};
 use crate::plan::Array;
 use crate::{
-    Arena, Batch, BatchLimits, Buffer, CoreShare, Dispatcher, Failure, Refusal, Replier, Reservation, Status,
+    Arena, Batch, BatchLimits, BatchPart, Buffer, Dispatcher, Failure, Refusal, Replier, Reservation, Status,
     Submitted, Tensor,
 };
 
@@ -22,7 +23,9 @@ use crate::{
 pub struct Program {
     queue: Arc<Dispatcher<Task>>,
     limits: BatchLimits,
-    share: Option<Arc<Mutex<CoreShare>>>,
+    share: Option<Arc<CoreShare>>,
+    /// The part of the CPU time that its batches use.
+    part: Arc<Mutex<BatchPart>>,
     metrics: Arc<HalfMetrics>,
     next: Arc<NextBatch>,
     /// Whether requests of a batch are joined.
@@ -50,7 +53,11 @@ enum Way {
 
 impl Program {
     /// A program whose batches have these limits. With a `share`, it decides how many run at once.
-    pub(crate) fn new(limits: BatchLimits, share: Option<CoreShare>, metrics: &Arc<HalfMetrics>) -> Self {
+    pub(crate) fn new(
+        limits: BatchLimits,
+        share: Option<Arc<CoreShare>>,
+        metrics: &Arc<HalfMetrics>,
+    ) -> Self {
         metrics.set_batches(limits.batches_max);
         let refused = Arc::clone(metrics);
         let refuse = move |task: Task, refusal: Refusal| {
@@ -60,7 +67,8 @@ impl Program {
         Self {
             queue: Dispatcher::new(limits, refuse),
             limits,
-            share: share.map(|share| Arc::new(Mutex::new(share))),
+            share,
+            part: Arc::default(),
             metrics: Arc::clone(metrics),
             next: Arc::default(),
             joins: Arc::default(),
@@ -159,11 +167,15 @@ impl Program {
         self.next.add(arena, self.limits, inputs)
     }
 
-    /// Count CPU time that running the program has taken, and decide again how many batches run at once.
+    /// Count CPU time that running the program has taken, and decide again how many batches and lookups run at once.
     pub fn add_cpu(&self, taken: Duration) {
-        let total = self.metrics.add_cpu(taken);
-        let decided = self.share.as_ref().and_then(|share| share.lock().decide(Instant::now(), total));
-        if let Some(batches) = decided {
+        self.metrics.add_cpu(taken);
+        let Some(share) = &self.share else { return };
+        let now = Instant::now();
+        share.add_batch(now, taken);
+        let part = self.part.lock().add(now, taken);
+        if let Some(part) = part {
+            let batches = share.batches(part);
             self.queue.set_batches(batches);
             self.metrics.set_batches(batches);
         }
@@ -248,6 +260,7 @@ impl Task {
 
 #[cfg(test)]
 mod tests {
+    use super::super::LookupThreads;
     use super::*;
     use crate::{DType, TensorName};
 
@@ -256,8 +269,10 @@ mod tests {
         let metrics = Arc::new(HalfMetrics::default());
         let limits =
             BatchLimits { batch_requests_max: 1, batch_rows_max: 1, queue_requests_max: 8, batches_max: 8 };
-        let program = Program::new(limits, Some(CoreShare::new(8)), &metrics);
-        assert_eq!(metrics.batches(), 8);
+        let threads = LookupThreads::start(16, 8, &Arena::new(1 << 20).unwrap()).unwrap();
+        let share = Arc::new(CoreShare::new(8, threads.limit()));
+        let program = Program::new(limits, Some(share), &metrics);
+        assert_eq!((metrics.batches(), threads.at_once()), (8, 16));
         let begun = Instant::now();
         for batch in 1..=110 {
             while begun.elapsed() < Duration::from_millis(10) * batch {
@@ -265,7 +280,7 @@ mod tests {
             }
             program.add_cpu(Duration::from_micros(1));
         }
-        assert_eq!(metrics.batches(), 1);
+        assert_eq!((metrics.batches(), threads.at_once()), (1, 8));
         program.add_cpu(Duration::from_mins(1));
         assert_eq!(metrics.batches(), 1, "it is decided once per second");
     }
