@@ -12,6 +12,7 @@ import multiprocessing
 import signal
 import socket
 import sys
+from multiprocessing.connection import wait
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -58,12 +59,13 @@ def main(processes: int, port: int) -> None:
         listening.bind(("127.0.0.1", port))
         listening.listen(1024)
         children.append(context.Process(target=serve, args=(listening,), daemon=True))
-    for child in children:
-        child.start()
     # Daemons are ended when their parent ends in order.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     for child in children:
-        child.join()
+        child.start()
+    # Connections of one that has ended would wait for ever.
+    wait([child.sentinel for child in children])
+    sys.exit("a process of the model has ended")
 
 
 if __name__ == "__main__":
