@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.serving.worker import Worker
 
@@ -77,7 +77,7 @@ def measured(load: Load, workers: Mapping[str, Worker], url: str) -> dict[str, A
     kept = {
         name: value
         for name, value in report.items()
-        if name not in _LEFT_OUT and not (isinstance(value, dict) and value.get("count") == 0)
+        if name not in _LEFT_OUT and not _is_empty(value)
     }
     cell: dict[str, Any] = {"report": kept, "cores": len(os.sched_getaffinity(0))}
     for role, worker in workers.items():
@@ -96,6 +96,11 @@ def measured(load: Load, workers: Mapping[str, Worker], url: str) -> dict[str, A
             }
             cell[f"{role}_program_cpu_s"] = program_cpu_s(risen)
     return cell
+
+
+def _is_empty(part: Any) -> bool:
+    """Whether a part of a report counted nothing."""
+    return isinstance(part, dict) and cast("dict[str, Any]", part).get("count") == 0
 
 
 def program_cpu_s(metrics: Mapping[str, float]) -> float:
