@@ -1,4 +1,4 @@
-"""What is served: one store of rows, which all models share, and a bundle for each model; made once and kept."""
+"""What is served: stores of rows, and a bundle for each model; made once and kept."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ class Bundles:
         path = self.folder / f"bundles-{self.rows}-{self.seed}-{exporter}" / kind / shape.name
         if path.exists():
             return path
-        rows = self._rows()
+        rows = self._rows(shape)
         print(f"exporting {path}", file=sys.stderr, flush=True)
         examples = requests(shape, self.rows, count=EXAMPLES, seed=self.seed)
         with self.module(shape) as module:
@@ -59,7 +59,7 @@ class Bundles:
     @contextmanager
     def module(self, shape: Shape) -> Generator[nn.Module]:
         """The module of a model over the rows."""
-        with rowmill.open(self._rows(), memory=_BUILD_MEMORY, read_only=True) as store:
+        with rowmill.open(self._rows(shape), memory=_BUILD_MEMORY, read_only=True) as store:
             tables = [store.open_table(name) for name in names(shape.features)]
             yield module_of(shape, tables, self.seed)
 
@@ -79,16 +79,20 @@ class Bundles:
             draft.rename(path)
         return path
 
-    def _rows(self) -> Path:
-        """The store, made if it is not there. Bundles have links to its files."""
-        path = self.folder / f"rows-{self.rows}-{self.seed}"
+    def _rows(self, shape: Shape) -> Path:
+        """The store of a model's rows, made if it is not there. Bundles have links to its files.
+
+        The models that are split share one. Another model has one without further tables, which its server would preload.
+        """
+        features = max(shape.features for shape in (SPLIT if shape in SPLIT else (shape,)))
+        path = self.folder / f"rows-{features}x{self.rows}-{self.seed}"
         if path.exists():
             return path
         print(f"writing {path}", file=sys.stderr, flush=True)
         draft = path.with_suffix(".new")
         shutil.rmtree(draft, ignore_errors=True)
         with rowmill.open(draft, memory=_BUILD_MEMORY, seed=self.seed) as store:
-            for number, name in enumerate(names(max(shape.features for shape in SPLIT))):
+            for number, name in enumerate(names(features)):
                 table = store.table(
                     name, dim=D, optimizer=rowmill.optim.SGD(lr=0.0), num_rows=self.rows
                 )

@@ -17,7 +17,7 @@ FOLDER = "ROWMILL_PEER_FOLDER"
 """The environment variable that names the folder of the model."""
 LIBRARY = "ROWMILL_PEER_LIBRARY"
 """The environment variable that names the library of linear layers: "mkl", which torch uses by itself, or "onednn"."""
-_ONEDNN_PRODUCTS_MIN = 1 << 20
+_ONEDNN_PRODUCTS_MIN = 1 << 22
 """Smaller layers are faster by MKL."""
 
 
@@ -28,7 +28,9 @@ class OneDnnLinear(nn.Linear):
         """`x W^T + b`, float32 [B, O]."""
         if len(input) * self.weight.numel() < _ONEDNN_PRODUCTS_MIN:
             return super().forward(input)
-        return torch.ops.mkldnn._linear_pointwise(input, self.weight, self.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise.default(
+            input, self.weight, self.bias, "none", [], ""
+        )
 
 
 class Model:

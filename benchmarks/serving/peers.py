@@ -98,7 +98,7 @@ def _servers(part: Part) -> Generator[dict[str, Worker]]:
     model = write_model(part.bundles)
     rows = part.bundles.rows * CLICKS.features * D * 4
     flags = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-    flags += ["--memory", f"{(rows * 5 // 4 >> 20) + 256}MiB"]
+    flags += ["--memory", f"{(rows * 5 // 4 >> 20) + 256}MiB", "--preload"]
     patient = Load(CLICKS.name, requests, 2.0, 60.0, senders=2)
     with ExitStack() as stack:
         found: dict[str, Worker] = {}

@@ -1,7 +1,7 @@
 """Linear layers of programs, by the faster of torch's two libraries.
 
-torch multiplies float32 matrices on a CPU with MKL. With AVX-512 of a processor that is not Intel's, oneDNN takes less than
-half of the time for large layers (`rowmill.ops.linear`). torch itself calls oneDNN only in compiled graphs.
+Where `rowmill.ops.linear` says that oneDNN is faster, it takes the place of torch's own library, MKL, for large layers.
+torch itself calls oneDNN only in compiled graphs.
 
 Shapes: B rows of a batch, I inputs, O outputs.
 """
@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from rowmill.ops.linear import onednn_is_faster
+from rowmill.ops.linear import PRODUCTS_MIN, onednn_is_faster
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule, Node
-
-PRODUCTS_MIN = 1 << 20
-"""Least number of multiplications in a layer that repays what a call of oneDNN costs."""
 
 
 def use_faster_linears(program: GraphModule) -> GraphModule:
@@ -54,7 +51,9 @@ def linear_layer(x_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, relu: b
     """`x W^T + b`, `[B, O]`, without its negative values if `relu`."""
     if x_BI.dim() == 2 and x_BI.shape[0] * weight_OI.numel() >= PRODUCTS_MIN:
         activation = "relu" if relu else "none"
-        return torch.ops.mkldnn._linear_pointwise(x_BI, weight_OI, bias_O, activation, [], "")
+        return torch.ops.mkldnn._linear_pointwise.default(
+            x_BI, weight_OI, bias_O, activation, [], ""
+        )
     out_BO = functional.linear(x_BI, weight_OI, bias_O)
     return out_BO.relu_() if relu else out_BO
 
