@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import safetensors.torch
@@ -17,37 +17,24 @@ from benchmarks.serving.worker import Worker, worker
 
 LOAD = 0.7
 """Share of our capacity at which latency is measured."""
+CROWD = 100
+"""Senders that keep more than one batch per core waiting."""
 _SLO_S = 1.0
 
 
-@dataclass(frozen=True)
-class Form:
-    """How our server runs.
-
-    Attributes:
-        flags: Settings besides the defaults.
-        threads: Threads of torch for each batch.
-    """
-
-    flags: tuple[str, ...] = ()
-    threads: int = 1
-
-
 DEFAULT = "rowmill"
-OURS = {
-    DEFAULT: Form(),
-    "rowmill_2x1": Form(
-        ("--dense-batches", "2", "--batch-requests", "8", "--network-threads", "2")
-    ),
-    "rowmill_2": Form(("--dense-batches", "1"), threads=2),
+OURS: dict[str, tuple[str, ...]] = {
+    DEFAULT: (),
+    "rowmill_2": ("--dense-batches", "2", "--batch-requests", "8"),
 }
+"""Forms of our server: settings besides the defaults."""
 IDEAL = "ideal"
 """Not a server: what the machine allows."""
 _WARM_UP_S = 1.0
 
 
 def peers(part: Part) -> None:
-    """Requests per second of each server. After each of ours, its latency at a share of this rate."""
+    """Requests per second of each server. After each of our forms, its latency at a share of the rate."""
     settings, requests = part.settings, part.bundles.requests(CLICKS)
     names = [*OURS, *(server.name for server in PEERS)]
     load = Load(CLICKS.name, requests, settings.loaded_s, _SLO_S, senders=SENDERS)
@@ -85,6 +72,14 @@ def peers(part: Part) -> None:
                         way=IDEAL,
                         round=number,
                     )
+                if name == DEFAULT or name.startswith("fastapi"):
+                    crowd = replace(load, senders=CROWD)
+                    part.cells.measure(
+                        lambda name=name, crowd=crowd: ask(name, crowd),
+                        part="crowd",
+                        way=name,
+                        round=number,
+                    )
 
 
 @contextmanager
@@ -102,9 +97,8 @@ def _servers(part: Part) -> Generator[dict[str, Worker]]:
     patient = Load(CLICKS.name, requests, 2.0, 60.0, senders=2)
     with ExitStack() as stack:
         found: dict[str, Worker] = {}
-        for name, form in OURS.items():
-            command = [bundle, *flags, *form.flags]
-            started = worker(command, part.folder / f"{name}.log", threads=form.threads)
+        for name, settings in OURS.items():
+            started = worker([bundle, *flags, *settings], part.folder / f"{name}.log", threads=1)
             found[name] = stack.enter_context(started)
         for server in PEERS:
             started = peer(server, packages, model, part.folder / f"{server.name}.log")

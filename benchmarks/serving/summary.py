@@ -45,7 +45,9 @@ def summarize(benchmark: common.Benchmark, cells: list[Cell]) -> None:
                 _loaded(benchmark, stem, ways)
                 _per_cpu(benchmark, stem, ways, probes)
                 _outside(benchmark, stem, ways)
-    _peers(benchmark, _variants(cells, "peers"), _variants(cells, "calm"))
+    for senders in ("peers", "crowd"):
+        _peers(benchmark, senders, _variants(cells, senders))
+    _calm(benchmark, _variants(cells, "calm"))
     _large(benchmark, _variants(cells, "large"))
     _overload(benchmark, _variants(cells, "capacity"), _variants(cells, "overload"))
     _stalls(benchmark, _variants(cells, "stalls"))
@@ -176,11 +178,11 @@ def _outside(benchmark: common.Benchmark, stem: str, ways: dict[str, Rounds]) ->
             _ratios(benchmark, f"{stem}_{way}_outside_forward_gain", whole, outside)
 
 
-def _peers(benchmark: common.Benchmark, ways: dict[str, Rounds], calm: dict[str, Rounds]) -> None:
+def _peers(benchmark: common.Benchmark, stem: str, ways: dict[str, Rounds]) -> None:
     rates = {way: [_goodput(cell) for cell in rounds.values()] for way, rounds in ways.items()}
     medians = {way: common.Median.of(of) for way, of in rates.items()}
     for way, figure in medians.items():
-        benchmark.summarize(f"peers_{way}_per_s", figure)
+        benchmark.summarize(f"{stem}_{way}_per_s", figure)
     if ways:
         best = max((way for way in OURS if way in medians), key=lambda way: medians[way].value)
         fastapi, mosec = (
@@ -188,8 +190,12 @@ def _peers(benchmark: common.Benchmark, ways: dict[str, Rounds], calm: dict[str,
         )
         plain = [way for way in fastapi if not way.endswith("onednn")]
         for name, of in (("fastapi", fastapi), ("plain_fastapi", plain), ("mosec", mosec)):
-            theirs = max(of, key=lambda way: medians[way].value)
-            _ratios(benchmark, f"peers_rate_over_{name}", rates[best], rates[theirs])
+            if of:
+                theirs = max(of, key=lambda way: medians[way].value)
+                _ratios(benchmark, f"{stem}_rate_over_{name}", rates[best], rates[theirs])
+
+
+def _calm(benchmark: common.Benchmark, calm: dict[str, Rounds]) -> None:
     for way, rounds in calm.items():
         for quantile in ("p50", "p99"):
             figure = common.Median.of(_latency(cell, quantile) for cell in rounds.values())

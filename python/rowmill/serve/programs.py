@@ -22,6 +22,7 @@ from rowmill.partition.plan_reference import evaluate_size
 from rowmill.serve.checked_program import CheckedProgram
 from rowmill.serve.device import CopiedProgram, Device, SizedProgram
 from rowmill.serve.linears import use_faster_linears
+from rowmill.serve.scheduling import yield_to_other_threads
 
 with extra("train"):
     import safetensors.torch
@@ -82,7 +83,9 @@ class ProgramThreads:
                 self._sized = SizedProgram(self._program.program, device, example, batch_rows)
             self.said += f" {self._sized.said}"
         self._threads = [
-            threading.Thread(target=self._loop, name=f"{bundle.name}-{half}-{number}")
+            threading.Thread(
+                target=self._loop, args=(number,), name=f"{bundle.name}-{half}-{number}"
+            )
             for number in range(device.batches)
         ]
         for thread in self._threads:
@@ -93,7 +96,9 @@ class ProgramThreads:
         for thread in self._threads:
             thread.join()
 
-    def _loop(self) -> None:
+    def _loop(self, number: int) -> None:
+        if number > 0 and not self._device.is_gpu:
+            yield_to_other_threads()
         queue = self._queue
         rows = nullcontext() if self._rows is None else rows_from(self._rows)
         with torch.inference_mode(), rows:

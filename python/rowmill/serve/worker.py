@@ -18,6 +18,7 @@ from rowmill import _core
 from rowmill._allocator import keep_freed_batches
 from rowmill.errors import InvalidInput, ServingError
 from rowmill.serve.preload import preload
+from rowmill.serve.scheduling import keep_batches_running
 from rowmill.store import node_rows
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def serve(bundles: Sequence[BundleFiles], settings: ServeSettings) -> None:
         ServingError: A model does not answer its examples, or requests are left when the time of the drain is over.
     """
     _core.start_serving_logs(settings.log_level)
+    if settings.role != "cpu" and settings.device == "cpu":
+        keep_batches_running()
     worker = _core.Worker(
         network_threads=settings.sockets,
         lookup_threads=settings.threads,
