@@ -8,7 +8,6 @@ No machine with a GPU has run this yet. Tests run the same classes on a CPU, wit
 
 from __future__ import annotations
 
-import threading
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rowmill.errors import InvalidInput, ServingError
+from rowmill.serve.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ class Device:
     def __init__(self, name: str, batches: int = 1) -> None:
         self.device = torch.device(name)
         self.batches = batches
-        self.turn = threading.BoundedSemaphore(batches)
+        self.turn = Turns(batches)
         self.stream: Any = None
         self._pinned: int | None = None
         if self.is_gpu:
