@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -141,6 +142,8 @@ def test_late_refused_expired_and_unsent_requests_are_counted_separately(bundles
         assert report["statuses"].keys() <= {"200", "429", "504"}
         assert report["goodput_per_s"] == 0
         found.process.send_signal(signal.SIGSTOP)
+        # Until all threads have stopped, one of them could still answer.
+        os.waitpid(found.process.pid, os.WUNTRACED)
         try:
             with pytest.raises(ServingError, match="unanswered"):
                 run(found, "dlrm", senders=1, seconds=0.5, slo=0.1, **where)
