@@ -27,7 +27,7 @@ from tritonclient.utils import InferenceServerException
 import rowmill
 from python.tests.serve.pausing import export_pausing, pausing_call
 from python.tests.serve.test_serve import ask
-from python.tests.serve.workers import START_S, Worker, worker
+from python.tests.serve.workers import START_S, Worker, stop, worker
 from python.tests.warm import warm_python
 from rowmill.errors import BundleDamaged
 from rowmill.nn import Feature, StackedBags
@@ -215,7 +215,7 @@ def test_requests_miss_their_deadlines_while_the_dense_half_is_stopped(
         cpu_half(bundle, dense.addresses["dense"]) as front,
     ):
         assert check(front, bundle)
-        dense.process.send_signal(signal.SIGSTOP)
+        stop(dense.process)
         try:
             asked = [Asked(front, bundle, pausing_call(4, 0.0), 0.5) for _ in range(20)]
             for one in asked:

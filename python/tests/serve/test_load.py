@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from python.tests.serve.workers import START_S, Bundles, Worker, make_bundles, worker
+from python.tests.serve.workers import START_S, Bundles, Worker, make_bundles, stop, worker
 from rowmill.cli import main
 from rowmill.errors import InvalidInput, ServingError
 from rowmill.serve.load import loadtest, report_lines
@@ -141,9 +140,7 @@ def test_late_refused_expired_and_unsent_requests_are_counted_separately(bundles
         assert counts["refused"] + counts["expired"] + counts["late"] == counts["arrived"] > 0
         assert report["statuses"].keys() <= {"200", "429", "504"}
         assert report["goodput_per_s"] == 0
-        found.process.send_signal(signal.SIGSTOP)
-        # Until all threads have stopped, one of them could still answer.
-        os.waitpid(found.process.pid, os.WUNTRACED)
+        stop(found.process)
         try:
             with pytest.raises(ServingError, match="unanswered"):
                 run(found, "dlrm", senders=1, seconds=0.5, slo=0.1, **where)

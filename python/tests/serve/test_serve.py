@@ -19,7 +19,7 @@ from tritonclient import http
 from tritonclient.utils import InferenceServerException
 
 from python.tests.nodes import serving
-from python.tests.serve.workers import Bundles, Worker, make_bundles, worker
+from python.tests.serve.workers import Bundles, Worker, make_bundles, stop, worker
 from rowmill.partition.bundle import Bundle
 from rowmill.partition.export import export
 
@@ -349,7 +349,7 @@ def test_a_silent_storage_node_costs_requests_their_deadlines(
         worker(bundles.folder / "dlrm", *_ANY, "--rows", url) as found,
     ):
         address = found.addresses["http"]
-        node.send_signal(signal.SIGSTOP)
+        stop(node)
         for _ in range(3):
             with pytest.raises(InferenceServerException) as failed:
                 ask(address, "dlrm", inputs, timeout=300_000)

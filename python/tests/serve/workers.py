@@ -86,6 +86,12 @@ class Worker:
         return self.process.wait(START_S)
 
 
+def stop(process: subprocess.Popen[Any]) -> None:
+    """Stop a process that was started here. While its threads are stopping, one of them could still answer."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+
+
 @contextmanager
 def worker(
     *arguments: str | Path,
