@@ -1,4 +1,4 @@
-"""What the kernel is told about the threads of a worker: batches take long, and other threads need a core only briefly."""
+"""Scheduling policy and priorities of the threads of a worker."""
 
 from __future__ import annotations
 

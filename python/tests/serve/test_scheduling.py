@@ -1,4 +1,4 @@
-"""What the kernel is told about the threads of workers."""
+"""Scheduling policy and priorities of the threads of workers."""
 
 from __future__ import annotations
 
