@@ -311,17 +311,21 @@ fn initialize_speed(_memory: &Memory) {
 
 fn interaction_speed(_memory: &Memory) {
     for set in InstructionSet::available() {
-        for (features, dim) in [(8, 64), (26, 16), (26, 128)] {
+        for (features, dim) in [(8, 64), (26, 16), (26, 64), (26, 128)] {
             let shape = Interaction { samples: SAMPLES, features, dim };
-            let (dense, pooled) = (vec![0.01; shape.dense_len()], vec![0.01; shape.pooled_len()]);
+            // Aligned to cache lines, as tensors are.
+            let memory = [shape.dense_len(), shape.pooled_len()].map(|floats| vec![0.01_f32; floats + 16]);
+            let aligned = |vec: &Vec<f32>| vec.as_ptr().align_offset(64);
+            let [dense, pooled] = [0, 1].map(|n| &memory[n][aligned(&memory[n])..]);
+            let (dense, pooled) = (&dense[..shape.dense_len()], &pooled[..shape.pooled_len()]);
             let mut out = vec![0.0; shape.out_len()];
             report(&format!("interact {set} F={features} D={dim} (per sample)"), SAMPLES, |_| {
-                interact_with(set, shape, &dense, &pooled, &mut out);
+                interact_with(set, shape, dense, pooled, &mut out);
                 out[0]
             });
-            let (mut one, mut other) = (dense.clone(), pooled.clone());
+            let (mut one, mut other) = (dense.to_vec(), pooled.to_vec());
             report(&format!("interact backward {set} F={features} D={dim} (per sample)"), SAMPLES, |_| {
-                interact_backward_with(set, shape, &dense, &pooled, &out, &mut one, &mut other);
+                interact_backward_with(set, shape, dense, pooled, &out, &mut one, &mut other);
                 one[0]
             });
         }

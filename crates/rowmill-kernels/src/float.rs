@@ -10,6 +10,11 @@ pub trait Float: Copy {
     /// The number as a 32-bit float.
     fn widen(self) -> f32;
 
+    /// The same numbers, where they are 32-bit floats.
+    fn as_f32(numbers: &[Self]) -> Option<&[f32]>
+    where
+        Self: Sized;
+
     /// Read `count <= LANES` numbers. Has no branches if `count` is known to be `LANES`.
     ///
     /// # Safety
@@ -30,6 +35,11 @@ impl Float for f32 {
     }
 
     #[inline(always)]
+    fn as_f32(numbers: &[Self]) -> Option<&[f32]> {
+        Some(numbers)
+    }
+
+    #[inline(always)]
     unsafe fn load_up_to<V: Vector>(source: *const Self, count: usize) -> V {
         // SAFETY: the caller upholds the contract.
         unsafe { V::load_up_to(source, count) }
@@ -46,6 +56,11 @@ impl Float for u16 {
     #[inline(always)]
     fn widen(self) -> f32 {
         f32::from_bits(u32::from(self) << 16)
+    }
+
+    #[inline(always)]
+    fn as_f32(_: &[Self]) -> Option<&[f32]> {
+        None
     }
 
     #[inline(always)]

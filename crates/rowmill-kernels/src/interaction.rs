@@ -1,9 +1,9 @@
 //! Interaction: the dot products of all pairs of a sample's vectors, and the backward.
 //!
 //! A sample has `features + 1` vectors: one dense vector, then the pooled ones (Naumov et al. 2019, arXiv
-//! 1906.00091). Each sample is copied to aligned lines that stay in the L1 cache, padded with zeros so that
-//! loops need no tails. Neither the stacked vectors of a batch nor the square of all products is written to
-//! memory. The copies are 32-bit floats, whatever the types of input and output.
+//! 1906.00091). A sample whose vectors are aligned whole lines of 32-bit floats is read where it lies. Any other one
+//! is copied to such lines, padded with zeros so that loops need no tails. Neither the stacked vectors of a batch nor
+//! the square of all products is written to memory.
 
 use std::ops::Range;
 
@@ -164,7 +164,7 @@ impl<T: Float> Kernel for Forward<'_, T> {
     unsafe fn run<V: Vector>(self) {
         let Interaction { features, dim, .. } = self.shape;
         let (vectors, width) = (self.shape.vectors(), self.shape.width());
-        let mut sample = Lines::new(vectors, dim);
+        let mut sample = Sample::new(vectors, dim);
         let mut products = Lines::new(vectors, vectors);
         for number in 0..self.shape.samples {
             let dense = &self.dense[number * dim..][..dim];
@@ -177,10 +177,13 @@ impl<T: Float> Kernel for Forward<'_, T> {
             let (copy, mut pairs) = self.out[number * width..][..width].split_at_mut(dim);
             copy.copy_from_slice(dense);
             for row in 1..vectors {
-                let (target, rest) = pairs.split_at_mut(row);
+                // A whole vector takes fewer instructions than its first lanes. What it writes behind this row, the next ones
+                // write again.
+                let whole = row.next_multiple_of(V::LANES);
+                let count = if whole <= pairs.len() { whole } else { row };
                 // SAFETY: the caller upholds the contract.
-                unsafe { convert::<V, _, _>(&products.vector(row)[..row], target) };
-                pairs = rest;
+                unsafe { convert::<V, _, _>(&products.vector(row)[..count], &mut pairs[..count]) };
+                pairs = &mut pairs[row..];
             }
         }
     }
@@ -202,7 +205,7 @@ impl<T: Float> Kernel for Backward<'_, T> {
     unsafe fn run<V: Vector>(self) {
         let Interaction { features, dim, .. } = self.shape;
         let (vectors, width) = (self.shape.vectors(), self.shape.width());
-        let mut sample = Lines::new(vectors, dim);
+        let mut sample = Sample::new(vectors, dim);
         let mut sums = Lines::new(vectors, dim);
         let mut factors = Lines::new(vectors, vectors);
         for number in 0..self.shape.samples {
@@ -244,10 +247,10 @@ impl<T: Float> Kernel for Backward<'_, T> {
 /// Only call this inside [`InstructionSet::run`]; `products` has as many vectors as `sample`, each of as many
 /// floats.
 #[inline(always)]
-unsafe fn multiply<V: Vector>(sample: &Lines, products: &mut Lines, next: *const f32, next_bytes: usize) {
-    let rows = sample.vectors / BLOCK;
+unsafe fn multiply<V: Vector>(sample: &Sample, products: &mut Lines, next: *const f32, next_bytes: usize) {
+    let rows = sample.starts.len() / BLOCK;
     let step = next_bytes.div_ceil(rows).next_multiple_of(size_of::<Line>());
-    for row in (0..sample.vectors).step_by(BLOCK) {
+    for row in (0..sample.starts.len()).step_by(BLOCK) {
         // SAFETY: the caller upholds the contract; the number of vectors is a multiple of the block.
         unsafe {
             if V::LANES == PARTIALS {
@@ -285,7 +288,7 @@ unsafe fn multiply<V: Vector>(sample: &Lines, products: &mut Lines, next: *const
 /// `N` times `N` products, each in `P` registers of partial sums.
 #[inline(always)]
 unsafe fn multiply_block<V: Vector, const N: usize, const P: usize>(
-    sample: &Lines,
+    sample: &Sample,
     products: &mut Lines,
     row: usize,
     column: usize,
@@ -294,20 +297,20 @@ unsafe fn multiply_block<V: Vector, const N: usize, const P: usize>(
     // each.
     unsafe {
         let mut partials = [[[V::splat(0.0); P]; N]; N];
-        for line in (0..sample.stride).step_by(PARTIALS) {
+        for line in (0..sample.floats).step_by(PARTIALS) {
             for p in 0..P {
                 let at = line + p * V::LANES;
-                let rights: [V; N] = std::array::from_fn(|n| V::load(sample.pointer(column + n).add(at)));
+                let rights: [V; N] = std::array::from_fn(|n| V::load(sample.start(column + n).add(at)));
                 for (r, partials) in partials.iter_mut().enumerate() {
-                    let left = V::load(sample.pointer(row + r).add(at));
+                    let left = V::load(sample.start(row + r).add(at));
                     for (partials, right) in partials.iter_mut().zip(rights) {
                         partials[p] = left.mul_add(right, partials[p]);
                     }
                 }
             }
         }
-        for (r, partials) in partials.into_iter().enumerate() {
-            let registers = partials.map(|mut partials| {
+        let square = partials.map(|partials| {
+            partials.map(|mut partials| {
                 // Add by halves: first the registers, then the lanes of the last register.
                 let mut count = P;
                 while count > 1 {
@@ -317,21 +320,21 @@ unsafe fn multiply_block<V: Vector, const N: usize, const P: usize>(
                     }
                 }
                 partials[0]
-            });
-            V::store_sums(registers, products.pointer_mut(row + r).add(column));
-        }
+            })
+        });
+        V::store_sums_of_square(square, products.pointer_mut(row).add(column), products.stride);
     }
 }
 
 /// The products of [`BLOCK`] vectors with one another, each in one register of partial sums.
 #[inline(always)]
-unsafe fn multiply_triangle<V: Vector>(sample: &Lines, products: &mut Lines, row: usize) {
+unsafe fn multiply_triangle<V: Vector>(sample: &Sample, products: &mut Lines, row: usize) {
     // SAFETY: the caller upholds the contract; every vector has a whole number of registers.
     unsafe {
         let mut of_d = [V::splat(0.0); BLOCK];
         let mut of_c = of_d;
-        for at in (0..sample.stride).step_by(PARTIALS) {
-            let [a, b, c, d]: [V; BLOCK] = std::array::from_fn(|n| V::load(sample.pointer(row + n).add(at)));
+        for at in (0..sample.floats).step_by(PARTIALS) {
+            let [a, b, c, d]: [V; BLOCK] = std::array::from_fn(|n| V::load(sample.start(row + n).add(at)));
             of_d =
                 [d.mul_add(a, of_d[0]), d.mul_add(b, of_d[1]), d.mul_add(c, of_d[2]), b.mul_add(a, of_d[3])];
             of_c = [c.mul_add(a, of_c[0]), c.mul_add(b, of_c[1]), of_c[2], of_c[3]];
@@ -350,23 +353,23 @@ unsafe fn multiply_triangle<V: Vector>(sample: &Lines, products: &mut Lines, row
 /// Only call this inside [`InstructionSet::run`]; `sums` has the shape of `sample`, and `factors` as many
 /// vectors with one float per vector of `sample`.
 #[inline(always)]
-unsafe fn combine<V: Vector>(factors: &Lines, sample: &Lines, sums: &mut Lines, vectors: usize) {
-    for row in (0..sample.vectors).step_by(BLOCK) {
+unsafe fn combine<V: Vector>(factors: &Lines, sample: &Sample, sums: &mut Lines, vectors: usize) {
+    for row in (0..sample.starts.len()).step_by(BLOCK) {
         let mut at = 0;
         // SAFETY: the caller upholds the contract; vectors are padded to whole blocks and lines.
         unsafe {
             // 16 registers of sums where there are 32 registers, 8 where there are 16.
             if V::LANES == PARTIALS {
-                while sample.stride - at >= 4 * V::LANES {
+                while sample.floats - at >= 4 * V::LANES {
                     combine_block::<V, 4>(factors, sample, sums, vectors, row, at);
                     at += 4 * V::LANES;
                 }
-                while at < sample.stride {
+                while at < sample.floats {
                     combine_block::<V, 1>(factors, sample, sums, vectors, row, at);
                     at += V::LANES;
                 }
             } else {
-                while at < sample.stride {
+                while at < sample.floats {
                     combine_block::<V, 2>(factors, sample, sums, vectors, row, at);
                     at += 2 * V::LANES;
                 }
@@ -379,7 +382,7 @@ unsafe fn combine<V: Vector>(factors: &Lines, sample: &Lines, sums: &mut Lines, 
 #[inline(always)]
 unsafe fn combine_block<V: Vector, const N: usize>(
     factors: &Lines,
-    sample: &Lines,
+    sample: &Sample,
     sums: &mut Lines,
     vectors: usize,
     row: usize,
@@ -389,7 +392,7 @@ unsafe fn combine_block<V: Vector, const N: usize>(
     unsafe {
         let mut registers = [[V::splat(0.0); N]; BLOCK];
         for vector in 0..vectors {
-            let source = sample.pointer(vector).add(at);
+            let source = sample.start(vector).add(at);
             let parts: [V; N] = std::array::from_fn(|n| V::load(source.add(n * V::LANES)));
             for (r, registers) in registers.iter_mut().enumerate() {
                 let factor = V::splat(*factors.pointer(row + r).add(vector));
@@ -402,6 +405,62 @@ unsafe fn combine_block<V: Vector, const N: usize>(
             let target = sums.pointer_mut(row + r).add(at);
             for (n, register) in registers.into_iter().enumerate() {
                 register.store(target.add(n * V::LANES));
+            }
+        }
+    }
+}
+
+/// The vectors of a sample, whole lines each, in a number padded to whole blocks. The padding is 0.
+struct Sample {
+    /// Where each vector is. All are in `copies`, or all but the padding in the sample itself.
+    starts: Vec<*const f32>,
+    copies: Lines,
+    /// Floats per vector.
+    floats: usize,
+}
+
+impl Sample {
+    fn new(vectors: usize, floats: usize) -> Self {
+        let copies = Lines::new(vectors, floats);
+        let starts = (0..copies.vectors).map(|number| copies.pointer(number)).collect();
+        Self { starts, floats: copies.stride, copies }
+    }
+
+    /// Address of a vector.
+    ///
+    /// # Safety
+    /// The number is below that of the vectors, with those that pad the last block.
+    #[inline(always)]
+    unsafe fn start(&self, number: usize) -> *const f32 {
+        debug_assert!(number < self.starts.len());
+        // SAFETY: the caller upholds the contract.
+        unsafe { *self.starts.get_unchecked(number) }
+    }
+
+    /// Take the first vector, then further vectors of equal length from one slice: in place where they are aligned whole lines
+    /// of 32-bit floats.
+    ///
+    /// # Safety
+    /// Only call this inside [`InstructionSet::run`]. The slices must live as long as the vectors are used.
+    #[inline(always)]
+    unsafe fn fill<V: Vector, T: Float>(&mut self, first: &[T], others: &[T]) {
+        let floats = first.len();
+        if let (Some(first), Some(others)) = (T::as_f32(first), T::as_f32(others))
+            && floats > 0
+            && [first, others].iter().all(|slice| slice.as_ptr().addr().is_multiple_of(size_of::<Line>()))
+            && floats.is_multiple_of(PARTIALS)
+        {
+            let vectors = std::iter::once(first).chain(others.chunks_exact(floats));
+            for (start, vector) in self.starts.iter_mut().zip(vectors) {
+                *start = vector.as_ptr();
+            }
+            return;
+        }
+        // SAFETY: the caller upholds the contract.
+        unsafe {
+            convert::<V, _, _>(first, &mut self.copies.vector_mut(0)[..floats]);
+            for (number, other) in others.chunks_exact(floats.max(1)).enumerate() {
+                convert::<V, _, _>(other, &mut self.copies.vector_mut(number + 1)[..floats]);
             }
         }
     }
@@ -452,22 +511,6 @@ impl Lines {
         assert!(number < self.vectors, "vector {number} of {}", self.vectors);
         // SAFETY: the lines hold `vectors * stride` floats, and `&mut self` makes the borrow unique.
         unsafe { std::slice::from_raw_parts_mut(self.pointer_mut(number), self.stride) }
-    }
-
-    /// Copy the first vector, then further vectors of equal length from one slice.
-    ///
-    /// # Safety
-    /// Only call this inside [`InstructionSet::run`].
-    #[inline(always)]
-    unsafe fn fill<V: Vector, T: Float>(&mut self, first: &[T], others: &[T]) {
-        let floats = first.len();
-        // SAFETY: the caller upholds the contract.
-        unsafe {
-            convert::<V, _, _>(first, &mut self.vector_mut(0)[..floats]);
-            for (number, other) in others.chunks_exact(floats.max(1)).enumerate() {
-                convert::<V, _, _>(other, &mut self.vector_mut(number + 1)[..floats]);
-            }
-        }
     }
 }
 

@@ -61,6 +61,15 @@ pub(crate) trait Vector: Copy {
             unsafe { *target.add(number) = vector.sum() };
         }
     }
+    /// Writes the sums of `N` rows of `N` vectors, each as [`Self::sum`] computes it. Sums of a row are neighbours in memory;
+    /// from one row to the next are `stride` floats.
+    #[inline(always)]
+    unsafe fn store_sums_of_square<const N: usize>(square: [[Self; N]; N], target: *mut f32, stride: usize) {
+        for (number, row) in square.into_iter().enumerate() {
+            // SAFETY: the caller upholds the contract.
+            unsafe { Self::store_sums(row, target.add(number * stride)) };
+        }
+    }
     /// The bits of the floats.
     unsafe fn to_bits(self) -> Self::Bits;
     /// The floats with these bits.

@@ -172,6 +172,37 @@ fn pairs_follow_the_dense_vector_row_by_row() {
     assert_eq!(pooled, [1.0, 300.0, 210.0, 100.0]);
 }
 
+/// A sample of aligned whole cache lines is read in place, any other one is copied.
+#[test]
+fn results_do_not_depend_on_the_alignment_of_inputs() {
+    for (features, dim) in [(26, 64), (3, 16), (5, 80), (1, 20), (0, 32)] {
+        let case = Case::new(Interaction { samples: 3, features, dim }, 5);
+        for set in InstructionSet::available() {
+            let results = [0, 1, 4].map(|floats_off| {
+                let moved = |values: &[f32]| {
+                    let mut memory = vec![f32::NAN; values.len() + 32];
+                    let start = memory.as_ptr().align_offset(64) + floats_off;
+                    memory[start..][..values.len()].copy_from_slice(values);
+                    (memory, start)
+                };
+                let [(dense, dense_at), (pooled, pooled_at)] =
+                    [&case.dense, &case.pooled].map(|of| moved(of));
+                let dense = &dense[dense_at..][..case.dense.len()];
+                let pooled = &pooled[pooled_at..][..case.pooled.len()];
+                let mut out = vec![f32::NAN; case.shape.out_len()];
+                interact_with(set, case.shape, dense, pooled, &mut out);
+                let mut gradients = [dense, pooled].map(|of| vec![f32::NAN; of.len()]);
+                let [of_dense, of_pooled] = &mut gradients;
+                interact_backward_with(set, case.shape, dense, pooled, &case.gradient, of_dense, of_pooled);
+                [&out, &gradients[0], &gradients[1]].map(|of| bits(of))
+            });
+            assert!(close(&case.out(set), &case.naive(), dim), "{set} {features} {dim}");
+            assert_eq!(results[0], results[1], "{set} {features} {dim}");
+            assert_eq!(results[0], results[2], "{set} {features} {dim}");
+        }
+    }
+}
+
 #[test]
 fn parts_of_a_batch_are_bit_identical_to_the_whole() {
     let shape = Interaction { samples: 5, features: 3, dim: 20 };
