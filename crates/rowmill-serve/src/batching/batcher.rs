@@ -201,7 +201,7 @@ impl<T> Batcher<T> {
 
     /// Admit a request that arrives `now`, or give it back. Returns its place.
     ///
-    /// Costs two walks over the queue, 20 ns per request that waits.
+    /// Costs a walk over the queue, and a second one where requests with later deadlines wait.
     ///
     /// # Errors
     /// When the queue is full, the request too large, or too few requests would meet their deadlines.
@@ -262,13 +262,13 @@ impl<T> Batcher<T> {
         }
         self.drop_expired(now);
         let started = self.waits_since.take().unwrap_or(now);
-        let mut plan = Plan::default();
+        let (mut plan, margin) = (Plan::default(), self.service.margin(0));
         let mut places = Vec::new();
         let (mut is_trial, mut is_all) = (false, true);
         let mut last = None;
         while let Some((place, rows)) = self.first_filled_behind(last) {
             let deadline = place.0;
-            let step = plan.add(&self.limits, &self.service, self.service.margin(0), now, deadline, rows);
+            let step = plan.add(&self.limits, &self.service, margin, now, deadline, rows);
             last = Some(place);
             match step {
                 Step::Starts => {
@@ -375,6 +375,7 @@ impl<T> Batcher<T> {
         // An equal deadline runs after those that came before.
         let of = |(place, waiting): (&Place, &Waiting<T>)| (place.0, waiting.rows, false);
         let (before, behind) = (self.queue.range(..place).map(of), self.queue.range(place..).map(of));
+        let delays_none = behind.clone().next().is_none();
         let with = before.chain(std::iter::once((deadline, rows, true))).chain(behind);
         let with = self.forecast(now, with);
         if let Some(ends) = with.newcomer_misses {
@@ -383,6 +384,9 @@ impl<T> Batcher<T> {
             }
             let needed = ends.saturating_duration_since(now);
             return Some(Refusal::Late { needed, left: deadline.saturating_duration_since(now), queued });
+        }
+        if delays_none {
+            return None;
         }
         let met_without = self.forecast(now, self.queue.iter().map(of)).met;
         (with.met <= met_without).then_some(Refusal::WouldDelay { queued })
@@ -403,8 +407,9 @@ impl<T> Batcher<T> {
         let mut turns = self.turns(now);
         let (mut turn, mut plan) = (pop_first(&mut turns), Plan::default());
         let mut forecast = Forecast { met: 0, newcomer_misses: None };
+        let of_one = self.service.margin(0);
         for (deadline, rows, is_newcomer) in queue {
-            let margin = |ahead| self.service.margin(if is_newcomer { ahead } else { 0 });
+            let margin = |ahead| if is_newcomer { self.service.margin(ahead) } else { of_one };
             let mut step = plan.add(&self.limits, &self.service, margin(turn.1), turn.0, deadline, rows);
             if let Step::Starts = step {
                 let end = turn.0.checked_add(self.service.predict(plan.rows)).unwrap_or(turn.0);

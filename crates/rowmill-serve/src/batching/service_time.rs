@@ -22,6 +22,21 @@ pub struct ServiceTime {
     rows_seconds: f64,
     /// Decaying mean of the distance between prediction and truth, in seconds.
     deviation: f64,
+    line: Line,
+}
+
+/// What batches are likely to take, in seconds: `fixed + per_row rows`, but at least `least`.
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
+    least: f64,
+    fixed: f64,
+    per_row: f64,
+}
+
+impl Line {
+    fn at(&self, rows: f64) -> f64 {
+        (self.fixed + self.per_row * rows).max(self.least)
+    }
 }
 
 impl ServiceTime {
@@ -29,7 +44,7 @@ impl ServiceTime {
     pub fn observe(&mut self, rows: u32, time: Duration) {
         let (rows, seconds) = (f64::from(rows), time.as_secs_f64());
         if self.batches > 0.0 {
-            let distance = (self.mean(rows) - seconds).abs();
+            let distance = (self.line.at(rows) - seconds).abs();
             self.deviation = MEMORY * self.deviation + (1.0 - MEMORY) * distance;
         }
         for (sum, term) in [
@@ -41,14 +56,12 @@ impl ServiceTime {
         ] {
             *sum = MEMORY * *sum + term;
         }
+        self.line = self.fitted();
     }
 
     /// The time a batch of `rows` is likely to stay within; zero before the first batch.
     pub fn predict(&self, rows: u32) -> Duration {
-        if self.batches == 0.0 {
-            return Duration::ZERO;
-        }
-        Duration::try_from_secs_f64(self.mean(f64::from(rows))).unwrap_or(Duration::MAX)
+        duration(self.line.at(f64::from(rows)))
     }
 
     /// What to add to the predicted end of a batch that runs behind `ahead` others, before comparing it with a deadline.
@@ -58,25 +71,31 @@ impl ServiceTime {
     pub fn margin(&self, ahead: usize) -> Duration {
         let ahead = ahead as f64;
         let grown = ((1.0 + ahead) * (1.0 + (1.0 - MEMORY) * ahead)).sqrt();
-        Duration::try_from_secs_f64(DEVIATIONS * grown * self.deviation).unwrap_or(Duration::MAX)
+        duration(DEVIATIONS * grown * self.deviation)
     }
 
-    fn mean(&self, rows: f64) -> f64 {
+    /// The line through recent batches.
+    fn fitted(&self) -> Line {
         let spread = self.batches * self.rows_rows - self.rows * self.rows;
         if spread > SPREAD_MIN * self.rows_rows * self.batches {
             let per_row = (self.batches * self.rows_seconds - self.rows * self.seconds) / spread;
             let fixed = (self.seconds - per_row * self.rows) / self.batches;
             if per_row >= 0.0 && fixed >= 0.0 {
-                return fixed + per_row * rows;
+                return Line { least: 0.0, fixed, per_row };
             }
             if per_row >= 0.0 {
-                return self.rows_seconds / self.rows_rows * rows;
+                return Line { least: 0.0, fixed: 0.0, per_row: self.rows_seconds / self.rows_rows };
             }
         }
         // Batches of one size say nothing about others: more rows take longer in proportion, fewer take as long.
         let (mean_rows, mean_seconds) = (self.rows / self.batches, self.seconds / self.batches);
-        mean_seconds * (rows / mean_rows.max(1.0)).max(1.0)
+        Line { least: mean_seconds, fixed: 0.0, per_row: mean_seconds / mean_rows.max(1.0) }
     }
+}
+
+/// A time in whole nanoseconds: much faster than the exact conversion. Up to 584 years.
+fn duration(seconds: f64) -> Duration {
+    Duration::from_nanos((seconds * 1e9) as u64)
 }
 
 #[cfg(test)]
