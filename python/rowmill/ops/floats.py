@@ -13,5 +13,7 @@ if TYPE_CHECKING:
 
 def floats(tensor: Tensor) -> NDArray[Any]:
     """A float32 array, or for bfloat16, which NumPy lacks, its bits as int16. Contiguous tensors are not copied."""
-    tensor = tensor.detach().contiguous()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    tensor = tensor.contiguous()
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -49,6 +49,46 @@ def test_outputs_have_the_bits_of_the_module() -> None:
                 assert torch.equal(found, expected)
 
 
+_X = torch.linspace(-2, 2, 12).reshape(3, 4)
+_ARGUMENTS = {
+    "add.Tensor": (_X, _X),
+    "mul.Tensor": (_X, 3),
+    "cat": ([_X, _X], 1),
+    "relu": (_X,),
+    "relu_": (_X,),
+    "sigmoid": (_X,),
+    "squeeze.dim": (_X[:, :1], 1),
+    "unsqueeze": (_X, 1),
+    "view": (_X, [-1, 2]),
+    "sym_size.int": (_X, 1),
+    "interaction": (_X, torch.rand(3, 5, 4)),
+}
+
+
+@torch.inference_mode()
+def test_functions_have_the_results_of_their_operators() -> None:
+    functions = checked_program._FUNCTIONS
+    names = {
+        str(operator).split(".", 1)[1].removesuffix(".default"): operator for operator in functions
+    }
+    assert names.keys() == _ARGUMENTS.keys()
+    for name, operator in names.items():
+        found, expected = (
+            call(
+                *(
+                    value.clone() if isinstance(value, Tensor) else value
+                    for value in _ARGUMENTS[name]
+                )
+            )
+            for call in (functions[operator], operator)
+        )
+        if isinstance(expected, Tensor):
+            assert torch.equal(found, expected), name
+            assert found.stride() == expected.stride(), name
+        else:
+            assert found == expected, name
+
+
 @torch.inference_mode()
 def test_wrong_shapes_are_refused_every_time() -> None:
     program = CheckedProgram(_program())
