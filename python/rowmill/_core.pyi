@@ -408,7 +408,7 @@ class WireBytes:
 @final
 class Program:
     closed: bool
-    def take(self, wait_s: float) -> Batch | None: ...
+    def take(self, number: int, wait_s: float) -> Batch | None: ...
 
 @final
 class Batch:

@@ -88,11 +88,11 @@ pub(crate) struct Program {
 
 #[pymethods]
 impl Program {
-    /// Wait for requests that run together.
-    fn take(slf: &Bound<'_, Self>, wait_s: f64) -> PyResult<Option<Batch>> {
+    /// Wait for requests that run together, as the thread of this number.
+    fn take(slf: &Bound<'_, Self>, number: usize, wait_s: f64) -> PyResult<Option<Batch>> {
         let wait = seconds(slf.py(), wait_s)?;
         let program = &slf.get().program;
-        let batch = slf.py().detach(|| program.take(wait));
+        let batch = slf.py().detach(|| program.take(number, wait));
         Ok(batch.map(|batch| Batch { batch: Mutex::new(Some(batch)), program: slf.clone().unbind() }))
     }
 

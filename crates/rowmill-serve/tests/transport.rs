@@ -365,7 +365,7 @@ fn batches_of_the_dispatcher_answer_calls() {
             let dispatcher = Arc::clone(&dispatcher);
             move || {
                 let mut answered = 0;
-                while let Some(mut batch) = dispatcher.take(GENEROUS) {
+                while let Some(mut batch) = dispatcher.take(0, GENEROUS) {
                     for Incoming { request, replier, .. } in std::mem::take(&mut batch.requests) {
                         answered += 1;
                         replier.reply(request.tensors);

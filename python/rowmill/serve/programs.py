@@ -103,7 +103,7 @@ class ProgramThreads:
         rows = nullcontext() if self._rows is None else rows_from(self._rows)
         with torch.inference_mode(), rows:
             while not queue.closed:
-                batch = queue.take(_WAIT_S)
+                batch = queue.take(number, _WAIT_S)
                 if batch is not None:
                     self._answer(batch)
 

@@ -140,7 +140,7 @@ class Asked:
         return self._threads.submit(answer)
 
     def take(self) -> _core.Batch:
-        batch = self.queue.take(_WAIT_S)
+        batch = self.queue.take(0, _WAIT_S)
         assert batch is not None
         return batch
 
@@ -412,7 +412,7 @@ def test_as_many_batches_run_at_once_as_the_device_may_run(bundles: Path) -> Non
         futures.append(model.ask(requests[1]))
         second = model.take()
         futures.append(model.ask(requests[2]))
-        assert model.queue.take(0.05) is None
+        assert model.queue.take(0, 0.05) is None
         for batch in (second, first):
             (request,) = batch.requests()
             value = from_dlpack(request[0]).squeeze(1)

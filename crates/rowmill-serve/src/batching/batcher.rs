@@ -184,6 +184,11 @@ impl<T> Batcher<T> {
         self.batches = batches.clamp(1, self.limits.batches_max);
     }
 
+    /// How many batches may run at once now.
+    pub fn batches(&self) -> usize {
+        self.batches
+    }
+
     /// How many batches may start now, beside those that run.
     pub fn free(&self) -> usize {
         self.batches.saturating_sub(self.running.len())

@@ -12,15 +12,13 @@ pub struct Dispatcher<T> {
     state: Mutex<State<T>>,
     /// Wakes threads that wait for a request.
     arrived: Condvar,
-    /// Wakes threads that wait until more batches may run at once.
+    /// Wakes threads that may run no batch until more may run at once.
     raised: Condvar,
     refuse: Box<dyn Fn(T, Refusal) + Send + Sync>,
 }
 
 struct State<T> {
     batcher: Batcher<T>,
-    /// Threads that wait for a request.
-    ready: usize,
     is_closed: bool,
 }
 
@@ -52,7 +50,7 @@ impl<T> Dispatcher<T> {
     /// submits or takes, with no lock held.
     pub fn new(limits: BatchLimits, refuse: impl Fn(T, Refusal) + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
-            state: Mutex::new(State { batcher: Batcher::new(limits), ready: 0, is_closed: false }),
+            state: Mutex::new(State { batcher: Batcher::new(limits), is_closed: false }),
             arrived: Condvar::new(),
             raised: Condvar::new(),
             refuse: Box::new(refuse),
@@ -96,30 +94,32 @@ impl<T> Dispatcher<T> {
         Ok(Reservation { place, deadline, dispatcher: Arc::clone(self) })
     }
 
-    /// Wait for a batch, `wait` at most. `None` when there is none, or the dispatcher is closed.
+    /// Wait for a batch, `wait` at most, as the thread of this `number`. `None` when there is none, or the dispatcher is closed.
     ///
-    /// A thread that has run a batch asks again at once. The end of a batch wakes no other thread: every batch would then
-    /// wait until that thread runs, while this one sleeps. As many threads as batches that may start wait for requests. The
-    /// others sleep on, so that one thread, whose memory is in its caches, runs batch after batch.
-    pub fn take(self: &Arc<Self>, wait: Duration) -> Option<Batch<T>> {
+    /// Where fewer batches may run at once than there are threads, those with the lowest numbers run them: the first one has the
+    /// highest priority. A thread that has run a batch asks again at once. The end of a batch wakes no other thread: every batch
+    /// would then wait until that thread runs, while this one sleeps.
+    pub fn take(self: &Arc<Self>, number: usize, wait: Duration) -> Option<Batch<T>> {
         let until = Instant::now() + wait;
         let mut state = self.state.lock();
         loop {
+            if number >= state.batcher.batches() && !state.is_closed {
+                // Perhaps this thread has just ended a batch, or was woken by a request.
+                if state.batcher.free() > 0 && state.batcher.queued() > 0 {
+                    self.arrived.notify_one();
+                }
+                if self.raised.wait_until(&mut state, until).timed_out() {
+                    return None;
+                }
+                continue;
+            }
             let next = state.batcher.next(Instant::now());
             if next.refused.is_empty() && next.batch.is_empty() {
                 if state.is_closed {
                     return None;
                 }
-                let is_over = if state.ready < state.batcher.free() {
-                    let wake = next.held_until.map_or(until, |held| held.min(until));
-                    state.ready += 1;
-                    let is_over = self.arrived.wait_until(&mut state, wake).timed_out() && wake == until;
-                    state.ready -= 1;
-                    is_over
-                } else {
-                    self.raised.wait_until(&mut state, until).timed_out()
-                };
-                if is_over {
+                let wake = next.held_until.map_or(until, |held| held.min(until));
+                if self.arrived.wait_until(&mut state, wake).timed_out() && wake == until {
                     return None;
                 }
                 continue;
@@ -259,9 +259,9 @@ mod tests {
         for batches_max in 1..=3 {
             let (dispatcher, refusals) = dispatcher(1000, batches_max);
             let running = AtomicUsize::new(0);
-            let take_all = || {
+            let take_all = |number| {
                 let mut ran: Vec<u32> = Vec::new();
-                while let Some(batch) = dispatcher.take(LONG) {
+                while let Some(batch) = dispatcher.take(number, LONG) {
                     assert!(running.fetch_add(1, SeqCst) < batches_max);
                     assert!((1..=4).contains(&batch.requests.len()));
                     ran.extend(&batch.requests);
@@ -271,7 +271,7 @@ mod tests {
                 ran
             };
             let mut ran: Vec<u32> = std::thread::scope(|scope| {
-                let takers: Vec<_> = (0..4).map(|_| scope.spawn(take_all)).collect();
+                let takers: Vec<_> = (0..4).map(|number| scope.spawn(move || take_all(number))).collect();
                 std::thread::scope(|senders| {
                     for sender in 0..4_u32 {
                         let dispatcher = &dispatcher;
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn one_thread_runs_batch_after_batch_until_more_may_run_at_once() {
+    fn the_first_thread_runs_batch_after_batch_until_more_may_run_at_once() {
         let (dispatcher, _refusals) = dispatcher(1000, 3);
         dispatcher.set_batches(1);
         let ((sender, ran), together) = (mpsc::channel(), std::sync::Barrier::new(3));
@@ -317,7 +317,7 @@ mod tests {
                 let begins = begins.clone();
                 scope.spawn(move || {
                     begins.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
-                    while let Some(batch) = dispatcher.take(LONG) {
+                    while let Some(batch) = dispatcher.take(thread, LONG) {
                         for &request in &batch.requests {
                             sender.send((thread, request)).unwrap();
                         }
@@ -330,16 +330,14 @@ mod tests {
             }
             // A thread that asks for the first time would find a request that waits.
             begun.iter().take(3).for_each(until_asleep);
-            let threads_of = |requests: std::ops::Range<u32>| -> Vec<i32> {
+            let threads_of = |requests: std::ops::Range<u32>| -> Vec<usize> {
                 let thread = |request| {
                     dispatcher.submit(soon(), 1, request).keep();
                     ran.recv().unwrap().0
                 };
                 requests.map(thread).collect()
             };
-            let mut threads = threads_of(0..40);
-            threads.dedup();
-            assert_eq!(threads.len(), 1);
+            assert_eq!(threads_of(0..40), [0; 40]);
             dispatcher.set_batches(3);
             let mut threads = threads_of(100..103);
             threads.sort_unstable();
@@ -349,17 +347,41 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_that_may_run_no_more_batches_leaves_requests_to_another() {
+        let (dispatcher, _refusals) = dispatcher(1000, 2);
+        let [first, second] = [0, 1].map(|number| {
+            dispatcher.submit(soon(), 1, 0).keep();
+            dispatcher.take(number, LONG).unwrap()
+        });
+        dispatcher.set_batches(1);
+        drop(first);
+        std::thread::scope(|scope| {
+            let (begins, begun) = mpsc::channel();
+            let dispatcher = &dispatcher;
+            let waiting = scope.spawn(move || {
+                begins.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
+                dispatcher.take(0, LONG).unwrap().requests.clone()
+            });
+            until_asleep(begun.recv().unwrap());
+            dispatcher.submit(soon(), 1, 7).keep();
+            drop(second);
+            assert!(dispatcher.take(1, Duration::from_millis(1)).is_none());
+            assert_eq!(waiting.join().unwrap(), [7]);
+        });
+    }
+
+    #[test]
     fn what_a_batch_leaves_runs_beside_it() {
         let (dispatcher, _refusals) = dispatcher(1000, 2);
         (0..5).for_each(|request| dispatcher.submit(soon(), 1, request).keep());
-        let first = dispatcher.take(LONG).unwrap();
+        let first = dispatcher.take(0, LONG).unwrap();
         assert_eq!(first.requests.len(), 4);
-        let second = dispatcher.take(LONG).unwrap();
+        let second = dispatcher.take(0, LONG).unwrap();
         assert_eq!(second.requests, [4]);
         dispatcher.submit(soon(), 1, 5).keep();
-        assert!(dispatcher.take(Duration::from_millis(1)).is_none(), "two batches run");
+        assert!(dispatcher.take(0, Duration::from_millis(1)).is_none(), "two batches run");
         drop(first);
-        assert_eq!(dispatcher.take(LONG).unwrap().requests, [5]);
+        assert_eq!(dispatcher.take(0, LONG).unwrap().requests, [5]);
     }
 
     #[test]
@@ -375,7 +397,7 @@ mod tests {
         dispatcher.submit(soon(), 1, 6).keep();
         let rest: Vec<_> = refusals.try_iter().collect();
         assert_eq!(rest, [(3, Refusal::Closed), (4, Refusal::Closed), (6, Refusal::Closed)]);
-        assert!(dispatcher.take(LONG).is_none());
+        assert!(dispatcher.take(0, LONG).is_none());
     }
 
     #[test]
@@ -386,9 +408,9 @@ mod tests {
         assert_eq!(dispatcher.reserve(soon(), 1).unwrap_err(), Refusal::Full { queued: 2 });
         drop(second);
         assert_eq!(dispatcher.queued(), 1);
-        assert!(dispatcher.take(Duration::from_millis(1)).is_none());
+        assert!(dispatcher.take(0, Duration::from_millis(1)).is_none());
         first.submit(1, 7).keep();
-        assert_eq!(dispatcher.take(LONG).unwrap().requests, [7]);
+        assert_eq!(dispatcher.take(0, LONG).unwrap().requests, [7]);
         let lost = dispatcher.reserve(soon(), 1).unwrap();
         dispatcher.close();
         lost.submit(1, 8).keep();
@@ -403,7 +425,7 @@ mod tests {
         assert_eq!(refusals.recv().unwrap(), (7, Refusal::TooLarge { rows: 101, rows_max: 100 }));
         assert_eq!(dispatcher.queued(), 0);
         dispatcher.submit(soon(), 1, 8).keep();
-        assert_eq!(dispatcher.take(LONG).unwrap().requests, [8]);
+        assert_eq!(dispatcher.take(0, LONG).unwrap().requests, [8]);
     }
 
     #[test]
@@ -412,13 +434,13 @@ mod tests {
         let withdrawn = dispatcher.submit(soon(), 1, 1);
         let kept = dispatcher.reserve(soon(), 1).unwrap().submit(1, 2);
         drop(withdrawn);
-        let batch = dispatcher.take(LONG).unwrap();
+        let batch = dispatcher.take(0, LONG).unwrap();
         assert_eq!(batch.requests, [2]);
         dispatcher.submit(soon(), 1, 3).keep();
         drop(kept);
         assert_eq!(dispatcher.queued(), 1, "the place of a request that runs is no one else's");
         drop(batch);
-        assert_eq!(dispatcher.take(LONG).unwrap().requests, [3]);
+        assert_eq!(dispatcher.take(0, LONG).unwrap().requests, [3]);
         drop(dispatcher.reserve(soon(), 1).unwrap().submit(1, 4));
         assert_eq!(dispatcher.queued(), 0);
         assert!(refusals.try_recv().is_err());
@@ -426,6 +448,6 @@ mod tests {
 
     #[test]
     fn a_wait_without_requests_ends() {
-        assert!(dispatcher(2, 1).0.take(Duration::from_millis(1)).is_none());
+        assert!(dispatcher(2, 1).0.take(0, Duration::from_millis(1)).is_none());
     }
 }

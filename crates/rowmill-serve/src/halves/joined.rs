@@ -136,7 +136,7 @@ mod tests {
         while program.queued() < count {
             tokio::task::yield_now().await;
         }
-        (program.take(WAIT).unwrap(), answers)
+        (program.take(0, WAIT).unwrap(), answers)
     }
 
     #[tokio::test]

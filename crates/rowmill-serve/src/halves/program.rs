@@ -138,9 +138,9 @@ impl Program {
         }
     }
 
-    /// Wait for a batch, `wait` at most.
-    pub fn take(&self, wait: Duration) -> Option<Batch<Task>> {
-        let mut batch = self.queue.take(wait)?;
+    /// Wait for a batch, `wait` at most, as the thread of this `number`: those with the lowest numbers run batches.
+    pub fn take(&self, number: usize, wait: Duration) -> Option<Batch<Task>> {
+        let mut batch = self.queue.take(number, wait)?;
         self.next.close();
         for task in &mut batch.requests {
             task.turn.begin();
@@ -308,7 +308,7 @@ mod tests {
         };
         let mut asked = vec![ask(input(0)[0].data.clone(), 60)];
         waiting(1).await;
-        let mut running = program.take(Duration::ZERO).unwrap();
+        let mut running = program.take(0, Duration::ZERO).unwrap();
         assert!(program.gather(&arena, &input(1)).is_none(), "batches are not joined yet");
         program.join(&mut running, &arena).unwrap();
         let [early, late] = [1, 2].map(|fill| program.gather(&arena, &input(fill)).unwrap().remove(0));
@@ -316,7 +316,7 @@ mod tests {
         asked.extend([ask(early, 90), ask(late, 60)]);
         waiting(2).await;
         drop(running);
-        let mut batch = program.take(Duration::ZERO).unwrap();
+        let mut batch = program.take(0, Duration::ZERO).unwrap();
         let joined = program.join(&mut batch, &arena).unwrap().remove(0);
         assert_eq!((joined.data.as_ptr(), &joined.shape[..]), (start, &[4, 3000][..]));
         assert_eq!([joined.data[5999], joined.data[6000]], [1, 2]);

@@ -378,7 +378,7 @@ mod tests {
         // A batch of one request.
         until(|| (served.metrics.dense.waiting(), served.metrics.cpu.waiting()) == (1, 3)).await;
         assert_eq!(looked_up(), 1);
-        let take = || tokio::task::block_in_place(|| program.take(WAIT).unwrap());
+        let take = || tokio::task::block_in_place(|| program.take(0, WAIT).unwrap());
         let first = take();
         until(|| looked_up() == 2).await;
         for request in asked.drain(..) {
@@ -414,7 +414,8 @@ mod tests {
             let given = Given::Tensors(vec![tensor(&arena, DType::Float32)]);
             let asked =
                 tokio::spawn(async move { served.answer(given, None, [0; 16], Instant::now() + WAIT).await });
-            let mut batch = tokio::task::spawn_blocking(move || program.take(WAIT).unwrap()).await.unwrap();
+            let mut batch =
+                tokio::task::spawn_blocking(move || program.take(0, WAIT).unwrap()).await.unwrap();
             assert_eq!(arena.held_bytes(), held);
             batch.requests.pop().unwrap().reply(vec![tensor(&arena, DType::Float64)]);
             assert_eq!(asked.await.unwrap().unwrap().len(), outputs.len());
@@ -430,7 +431,7 @@ mod tests {
             let (served, given) = (Arc::clone(&served), Given::Tensors(vec![tensor(&arena, DType::Float32)]));
             tokio::spawn(async move { served.answer(given, None, [0; 16], Instant::now() + WAIT).await })
         };
-        let take = || tokio::task::block_in_place(|| program.take(WAIT).unwrap());
+        let take = || tokio::task::block_in_place(|| program.take(0, WAIT).unwrap());
         let mut asked = vec![ask()];
         let mut running = take();
         program.join(&mut running, &arena).unwrap();
