@@ -67,7 +67,7 @@ class Load:
 def _take_no_core() -> None:
     """Let this process wait for a core where it would take one from a server: clients elsewhere take none.
 
-    By the times at which requests are due, latencies contain this wait.
+    The latency of requests at a rate contains this wait: it counts from the time at which they are due.
     """
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
