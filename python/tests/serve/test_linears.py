@@ -65,6 +65,12 @@ def test_layers_and_the_relus_behind_them_are_replaced() -> None:
     assert targets.count(torch.ops.aten.relu.default) == 1, "a value that is used twice is kept"
 
 
+def test_a_weight_is_packed_once() -> None:
+    packed = {name for name, _ in use_faster_linears(_program()).named_buffers()}
+    layers = ("large", "small", "twice", "plain")
+    assert packed == {f"packed_{layer}_weight" for layer in layers}
+
+
 def test_only_relus_change_where_torch_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linears, "onednn_is_faster", lambda: False)
     before, after = _program(), use_faster_linears(_program())
@@ -87,8 +93,9 @@ def test_large_products_call_the_other_library(monkeypatch: pytest.MonkeyPatch) 
     calls: list[tuple[int, str]] = []
 
     def counted(x: Tensor, weight: Tensor, bias: Tensor, activation: str, *rest: object) -> Tensor:
+        assert weight.is_mkldnn
         calls.append((x.shape[0], activation))
-        out = torch.nn.functional.linear(x, weight, bias)
+        out = torch.nn.functional.linear(x, weight.to_dense(), bias)
         return out.relu() if activation == "relu" else out
 
     program = use_faster_linears(_program())
