@@ -401,7 +401,8 @@ def test_a_program_may_answer_with_views_of_its_request(bundles: Path) -> None:
                 whole, transposed = future.result(_WAIT_S)
                 assert same(whole, request.squeeze(1))
                 assert same(transposed, request.squeeze(1).transpose(1, 2))
-        assert model.held_bytes() == 0
+        # A thread drops its tensors after it has replied.
+        until("memory is free", lambda: model.held_bytes() == 0)
 
 
 def test_as_many_batches_run_at_once_as_the_device_may_run(bundles: Path) -> None:
@@ -430,4 +431,5 @@ def test_a_thread_for_each_batch_answers_every_request(bundles: Path) -> None:
         futures = [model.ask(request) for request in requests]
         for request, future in zip(requests, futures, strict=True):
             assert same(future.result(_WAIT_S)[0], request.squeeze(1))
-        assert model.held_bytes() == 0
+        # A thread drops its tensors after it has replied.
+        until("memory is free", lambda: model.held_bytes() == 0)
