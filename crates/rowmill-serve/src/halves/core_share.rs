@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::core_binding::CoreBinding;
 use super::lookup_threads::LookupLimit;
 use crate::BatchPart;
 use crate::row_source::RowSource;
@@ -22,6 +23,7 @@ pub(crate) struct CoreShare {
     lookups: LookupLimit,
     /// Where the rows of all models are.
     rows: Mutex<Vec<RowSource>>,
+    binding: CoreBinding,
     state: Mutex<State>,
 }
 
@@ -36,7 +38,7 @@ struct State {
 impl CoreShare {
     /// Share this number of cores.
     pub(crate) fn new(cores: usize, lookups: LookupLimit) -> Self {
-        Self { cores, lookups, rows: Mutex::default(), state: Mutex::default() }
+        Self { cores, lookups, rows: Mutex::default(), binding: CoreBinding::new(), state: Mutex::default() }
     }
 
     /// Lookups read these rows.
@@ -53,6 +55,17 @@ impl CoreShare {
         drop(state);
         let new_reads = cold_reads.map(|reads| reads.saturating_sub(before));
         self.lookups.set(self.lookups_of(part, new_reads));
+        self.binding.decide(now, self.batches(part), self.cores);
+    }
+
+    /// This thread asks for batches.
+    pub(super) fn add_batch_thread(&self) {
+        self.binding.add_batch_thread();
+    }
+
+    /// There was no batch for a thread that has waited for one until `now`.
+    pub(super) fn rest(&self, now: Instant) {
+        self.binding.rest(now);
     }
 
     /// How many batches of a program run at once that uses this part of the CPU time.

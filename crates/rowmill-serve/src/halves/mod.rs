@@ -5,6 +5,7 @@
 //! is a [`Program`] of this process, or of another one ([`Remote`]). A request is admitted by the dense half before its lookups
 //! run, so that none are in vain.
 
+mod core_binding;
 mod core_share;
 mod dense;
 mod joined;

@@ -140,7 +140,15 @@ impl Program {
 
     /// Wait for a batch, `wait` at most, as the thread of this `number`: those with the lowest numbers run batches.
     pub fn take(&self, number: usize, wait: Duration) -> Option<Batch<Task>> {
-        let mut batch = self.queue.take(number, wait)?;
+        if let Some(share) = &self.share {
+            share.add_batch_thread();
+        }
+        let Some(mut batch) = self.queue.take(number, wait) else {
+            if let Some(share) = &self.share {
+                share.rest(Instant::now());
+            }
+            return None;
+        };
         self.next.close();
         for task in &mut batch.requests {
             task.turn.begin();
