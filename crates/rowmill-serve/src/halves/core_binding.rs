@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 
 use crate::cpu_time::{cpu_time, cpu_time_of_cores};
 
-/// Threads are bound while other processes use less than this part of a core: they would wait for the cores of this process
-/// while others are idle.
-const OTHERS_MAX: f64 = 0.5;
+/// Threads are bound while this process uses at least this part of a core, and other processes less: then no two workers on one
+/// machine bind their batches to the same core.
+const PART: f64 = 0.5;
 /// Threads are free again this long after the last batch.
 const REST: Duration = Duration::from_secs(3);
 
@@ -101,10 +101,11 @@ impl CoreBinding {
         }
         let all = state.bound.as_ref().map_or(current, Bound::all);
         let used = used(&all);
-        let of_others = used.saturating_sub(state.used).saturating_sub(own.saturating_sub(state.own));
-        let time = now.saturating_duration_since(state.decided);
+        let of_own = own.saturating_sub(state.own);
+        let of_others = used.saturating_sub(state.used).saturating_sub(of_own);
+        let part = now.saturating_duration_since(state.decided).mul_f64(PART);
         (state.decided, state.used, state.own) = (now, used, own);
-        let is_alone = !used.is_zero() && of_others.as_secs_f64() < OTHERS_MAX * time.as_secs_f64();
+        let is_alone = !used.is_zero() && of_own >= part && of_others < part;
         // Fewer cores than allowed: the process has a quota of CPU time, and its threads must not wait for each other.
         if is_alone && all.len() == cores && batches < cores {
             let (rest, batches) = all.split_at(cores - batches);
@@ -275,6 +276,8 @@ mod tests {
         assert_eq!(process.second(900, 100, cores), bound);
         assert_eq!(process.second(900, 501, cores), free);
         assert_eq!(process.second(900, 100, cores), bound);
+        assert_eq!(process.second(499, 100, cores), free, "another worker may be bound now");
+        assert_eq!(process.second(500, 100, cores), bound);
         process.binding.rest(process.now + REST);
         assert_eq!(process.bound(), bound);
         process.binding.rest(process.now + REST + Duration::from_millis(1));
@@ -304,7 +307,7 @@ mod tests {
         let free = (process.all.clone(), process.all.clone());
         for cores in [1, process.all.len() - 1, process.all.len() + 1] {
             for _ in 0..2 {
-                assert_eq!(process.second(100, 0, cores), free, "{cores} cores");
+                assert_eq!(process.second(900, 0, cores), free, "{cores} cores");
             }
         }
     }
